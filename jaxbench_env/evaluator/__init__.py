@@ -1,0 +1,1 @@
+"""The evaluator: kernel text in, verdict out."""

@@ -1,0 +1,23 @@
+"""The computations that are to be made fast: JAXBench's workloads as data and plain JAX."""
+
+from workloads import matmul, norm, scan  # noqa: F401  (each module registers its workloads)
+from workloads.hardware import TARGETS, Chip, chip
+from workloads.registry import UnknownWorkload, every, get, ids, register
+from workloads.workload import DRAWS, PRESETS, ArraySpec, Preset, Tolerance, Workload
+
+__all__ = [
+    "DRAWS",
+    "PRESETS",
+    "TARGETS",
+    "ArraySpec",
+    "Chip",
+    "Preset",
+    "Tolerance",
+    "UnknownWorkload",
+    "Workload",
+    "chip",
+    "every",
+    "get",
+    "ids",
+    "register",
+]

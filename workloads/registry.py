@@ -1,0 +1,63 @@
+"""Which workloads there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from workloads.workload import Workload
+
+_WORKLOADS: dict[str, Workload] = {}
+
+
+class UnknownWorkload(KeyError):
+    """No workload of that name is registered."""
+
+    def __str__(self) -> str:
+        """The message without the quotes that KeyError adds."""
+        return self.args[0]
+
+
+def register(workload: Workload) -> Workload:
+    """Adds a workload.
+
+    Raises:
+        ValueError: If the id is taken.
+    """
+    if workload.id in _WORKLOADS:
+        raise ValueError(f"workload {workload.id!r} is registered already")
+    _WORKLOADS[workload.id] = workload
+    return workload
+
+
+def get(name: str) -> Workload:
+    """Finds a workload by its id (``"mamba2_scan"``), upstream name or number (``"16p"``).
+
+    Raises:
+        UnknownWorkload: With the nearest known id.
+    """
+    found = _WORKLOADS.get(name)
+    if found is not None:
+        return found
+    for workload in _WORKLOADS.values():
+        full = f"{workload.number}_{workload.upstream_name}"
+        if name in (workload.number, workload.upstream_name, full):
+            return workload
+    near = difflib.get_close_matches(name, _WORKLOADS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known ids: {', '.join(_WORKLOADS)}"
+    raise UnknownWorkload(f"no workload {name!r}; {hint}")
+
+
+def ids() -> tuple[str, ...]:
+    """All ids, in the order of the published tables."""
+    return tuple(w.id for w in sorted(_WORKLOADS.values(), key=_table_order))
+
+
+def every() -> Iterator[Workload]:
+    """All workloads, in the order of the published tables."""
+    return (get(name) for name in ids())
+
+
+def _table_order(workload: Workload) -> tuple[int, str]:
+    digits = "".join(c for c in workload.number if c.isdigit())
+    return (int(digits or 0), workload.id)

@@ -1,0 +1,99 @@
+"""Linear recurrences over a sequence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from workloads.registry import register
+from workloads.workload import ArraySpec, Preset, Tolerance, Workload
+
+
+def mamba2_scan(CONFIG, query, key, value, A_log):
+    """Gated linear attention in its quadratic form, the published form of the Mamba-2 scan.
+
+    decay(i, j) = exp(l_{j+1} + ... + l_i) with l = log(sigmoid(A_log) + log_eps), for j <= i.
+    """
+    log_a = jnp.log(jax.nn.sigmoid(A_log.astype(jnp.float32)) + CONFIG["log_eps"])
+    cumulative = jnp.cumsum(log_a, axis=-1)
+    seq = query.shape[2]
+    causal = jnp.tril(jnp.ones((seq, seq), dtype=bool))
+    difference = cumulative[..., :, None] - cumulative[..., None, :]
+    decay = jnp.exp(jnp.where(causal, difference, -jnp.inf))
+    scores = jnp.einsum("bhid,bhjd->bhij", query, key, preferred_element_type=jnp.float32) * decay
+    norm = jnp.maximum(jnp.abs(jnp.sum(scores, axis=-1, keepdims=True)), CONFIG["normaliser_floor"])
+    weights = (scores / norm).astype(query.dtype)
+    return jnp.einsum("bhij,bhjd->bhid", weights, value)
+
+
+def _generate_mamba2(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """Heads with memories from two to hundreds of positions.
+
+    The published gate, sigmoid(-4 +- 0.5), forgets everything after two or three positions, so
+    that a kernel which carries no state between its blocks is almost right. Here the gates' logits
+    are spread over the heads from 0.5 to 6.5 (memory of roughly 2 to 600 positions). `shifted`
+    gives query and key a mean, so that the normaliser is far above its floor; `structured` holds
+    the gate open except for a few resets, so that the state must survive whole blocks, and makes
+    the values of each stretch of 64 positions distinct.
+    """
+    shape = preset.args["query"].shape
+    batch, heads, seq, dim = shape
+    query = np.float32(0.35) * rng.standard_normal(shape, np.float32)
+    key = np.float32(0.35) * rng.standard_normal(shape, np.float32)
+    value = rng.standard_normal(shape, np.float32)
+    centre = np.linspace(6.5, 0.5, heads, dtype=np.float32)[None, :, None]
+    gate = centre + np.float32(0.5) * rng.standard_normal((batch, heads, seq), np.float32)
+    if draw == "shifted":
+        query += np.float32(0.1)
+        key += np.float32(0.1)
+        value += np.float32(0.5)
+    elif draw == "structured":
+        gate = 7 + np.float32(0.5) * rng.standard_normal((batch, heads, seq), np.float32)
+        gate[rng.random((batch, heads, seq)) < 2 / seq] = np.float32(-6)
+        stretches = rng.standard_normal((batch, heads, -(-seq // 64), dim), np.float32)
+        value = np.float32(0.5) * value + stretches.repeat(64, axis=2)[:, :, :seq]
+    return {"query": query, "key": key, "value": value, "A_log": gate}
+
+
+def _mamba2_shapes(s):
+    qkv = ArraySpec((s["B"], s["H"], s["S"], s["D"]), "bfloat16")
+    gate = ArraySpec((s["B"], s["H"], s["S"]), "float32")
+    return {"query": qkv, "key": qkv, "value": qkv, "A_log": gate}
+
+
+register(
+    Workload(
+        id="mamba2_scan",
+        number="16p",
+        upstream_name="Mamba2_SSD",
+        family="scan",
+        model="Mamba-2-2.7B",
+        summary=(
+            "Causal gated linear attention: scores q.k decay with the product of the gates "
+            "between the two positions, and each row is divided by max(|its sum|, 1). The sum is "
+            "signed, so the same result follows from a recurrence of D x D states."
+        ),
+        reference=mamba2_scan,
+        shapes=_mamba2_shapes,
+        sizes={
+            "v6e": {"B": 4, "H": 64, "S": 4096, "D": 64},
+            "tiles": {"B": 1, "H": 2, "S": 2048, "D": 64},
+            "varied": {"B": 1, "H": 3, "S": 768, "D": 96},
+        },
+        constants={"log_eps": 1e-8, "normaliser_floor": 1.0},
+        published_names={
+            "batch": "B",
+            "num_heads": "H",
+            "seq_len": "S",
+            "head_dim": "D",
+            "d_state": 128,
+            "d_model": 2560,
+        },
+        generate=_generate_mamba2,
+        flops=lambda s: 4 * s["B"] * s["H"] * s["S"] ** 2 * s["D"],
+        # Chunked form with full chunks of 256 positions: scores and state, two products each.
+        flops_useful=lambda s: 4 * s["B"] * s["H"] * s["S"] * (256 * s["D"] + s["D"] ** 2),
+        tolerance=Tolerance(rel=2.6e-2),
+    )
+)
