@@ -245,8 +245,7 @@ def _simulate(closed, inputs, max_steps: int) -> dict:
         text = _details(error)
         kind = "out_of_bounds" if "out-of-bounds" in text.lower() else "failed"
         return {"outcome": kind, "reason": text}
-    np.save("simulated.npy", result.view(np.uint8 if result.dtype.itemsize == 1 else
-                                         f"u{result.dtype.itemsize}"))
+    _write("simulated", result.tobytes())
     races = tpu_interpreter.races
     if races is not None and races.races_found:
         return {"outcome": "race", "reason": printed.getvalue()[:MAX_DETAILS]}

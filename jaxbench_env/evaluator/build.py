@@ -1,0 +1,198 @@
+"""From a TPU artefact to a compiled program and its predicted time."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+from jaxbench_env.evaluator.sandbox import Job, Limits, sandbox
+from jaxbench_env.evaluator.store import compile_slot
+
+# Topology names that libtpu accepts without a chip; see jax.experimental.topologies.
+TOPOLOGIES = {"v6e": "v6e:1x1"}
+DEVICE_KINDS = {"v6e": "TPU v6 lite"}
+
+COMPILE_LIMITS = Limits(
+    wall_seconds=180,
+    cpu_seconds=400,
+    memory_bytes=8 << 30,
+    address_space=32 << 30,
+    disk_bytes=256 << 20,
+)
+PRICE_SECONDS = 120
+# The final schedule of every program, and nothing else that libtpu could write.
+DUMP_FLAGS = (
+    "--xla_jf_dump_to=dump --xla_jf_dump_llo_text=true "
+    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The packages that decide what a program is."""
+
+    jax: str
+    jaxlib: str
+    libtpu: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Package name -> version."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"libtpu {self.libtpu}, jax {self.jax}"
+
+
+@functools.cache
+def installed_versions() -> Versions:
+    """The installed versions."""
+    return Versions(*(importlib.metadata.version(p) for p in ("jax", "jaxlib", "libtpu")))
+
+
+class BuildError(Exception):
+    """No program came of an artefact."""
+
+    def __init__(self, status: str, message: str, details: str = "", **memory: int | None):
+        super().__init__(message)
+        self.status, self.message, self.details, self.memory = status, message, details, memory
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled program.
+
+    Attributes:
+        hbm_used: Bytes of arguments, output and temporaries.
+        vmem_used: The largest scoped VMEM allocation of its Pallas calls, if it has any.
+        prediction: `timing.Prediction` as a dict, or None if there is none.
+        price_error: Why there is no prediction.
+        pallas_programs: Names of the programs that are Pallas calls.
+        compile_seconds: Wall time of the compile.
+        price_seconds: Wall time of the replay.
+        fences: Active parts of the sandbox.
+    """
+
+    hbm_used: int
+    vmem_used: int | None
+    prediction: dict[str, Any] | None
+    price_error: str
+    pallas_programs: tuple[str, ...]
+    compile_seconds: float
+    price_seconds: float
+    fences: tuple[str, ...]
+
+
+def build(
+    artefact: bytes, target: str = "v6e", *, watch: Callable[[Job], None] = lambda job: None
+) -> Built:
+    """Compiles an artefact for a TPU that is not there and predicts its time.
+
+    Args:
+        artefact: A TPU artefact.
+        target: The chip.
+        watch: Called with the running job, so that another thread can cancel it.
+
+    Raises:
+        BuildError: If the compiler rejects it, runs out of memory or time, or dies.
+        JudgeError: If the evaluator itself fails.
+    """
+    started = time.monotonic()
+    with (
+        compile_slot(),
+        sandbox().start(
+            "compile",
+            {"topology": TOPOLOGIES[target]},
+            files={"program": artefact},
+            limits=COMPILE_LIMITS,
+            environment={"LIBTPU_INIT_ARGS": DUMP_FLAGS},
+        ) as job,
+    ):
+        watch(job)
+        event = next(iter([*job.events()][-1:]), None)
+        ended = job.wait()
+        if event is None:
+            raise _died(job)
+        if event["event"] != "compiled":
+            raise _rejected(event)
+        compiled = time.monotonic()
+        hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
+        prediction, problem = _price(job.box / "out" / "dump")
+        return Built(
+            hbm_used=int(event["hbm_used"]),
+            vmem_used=event["vmem_used"],
+            prediction=prediction,
+            price_error=problem,
+            pallas_programs=_pallas_programs(hlo),
+            compile_seconds=compiled - started,
+            price_seconds=time.monotonic() - compiled,
+            fences=ended.fences,
+        )
+
+
+def _pallas_programs(hlo: str) -> tuple[str, ...]:
+    found = re.findall(r'%?([\w.\-]+) = [^\n]*? custom-call\([^\n]*?"tpu_custom_call"', hlo)
+    return tuple(dict.fromkeys(found))
+
+
+def _price(dump: Path) -> tuple[dict[str, Any] | None, str]:
+    """The predicted time of a dump folder that a compile child has left."""
+    if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
+        return None, "the compiler's dump holds something other than files"
+    try:
+        answer, _ = pool().ask("price", {"do": "price", "dump": str(dump)}, timeout=PRICE_SECONDS)
+    except Refused as error:
+        return None, str(error)
+    except JudgeError as error:
+        return None, str(error).strip().splitlines()[-1]
+    return {k: v for k, v in answer.items() if k not in ("ok", "blobs")}, ""
+
+
+def _died(job: Job) -> BuildError:
+    """What it means that the compile child ended without a word."""
+    ended = job.wait()
+    if ended.killed == "timeout":
+        return BuildError(
+            "timeout",
+            f"the TPU compiler did not finish within {COMPILE_LIMITS.wall_seconds:.0f} s; unrolled "
+            "Python loops and very large blocks make the program long",
+        )
+    if ended.out_of_memory:
+        return BuildError(
+            "out_of_memory",
+            f"the TPU compiler needed more than {COMPILE_LIMITS.memory_bytes / 1e9:.0f} GB; make "
+            "the program smaller (fewer unrolled steps, smaller blocks)",
+        )
+    if ended.killed == "disk":
+        return BuildError("out_of_memory", "the compiled program is too large to be analysed")
+    return BuildError(
+        "crashed",
+        f"the TPU compiler died ({ended.describe()}); this is a bug of the compiler that the "
+        "program runs into: write the last change differently",
+        job.log(),
+    )
+
+
+def _rejected(event: dict[str, Any]) -> BuildError:
+    status, details = event["status"], event["details"]
+    used, limit = event.get("vmem_used"), event.get("vmem_limit")
+    first = details.splitlines()[0]
+    if status == "vmem_oom" and used and limit:
+        first = (
+            f"the kernel needs {used / 2**20:.1f} MiB of VMEM and {limit / 2**20:.1f} MiB are "
+            f"allowed: {(used - limit) / 2**20:.1f} MiB too much. Blocks that move with the grid "
+            "are held twice (double buffering); make blocks or scratch smaller, or raise "
+            "vmem_limit_bytes in pltpu.CompilerParams if the limit is below the chip's 128 MiB"
+        )
+    elif status == "hbm_oom":
+        first = f"inputs, output and temporaries do not fit into HBM: {first}"
+    else:
+        first = f"the TPU compiler rejects the program: {first}"
+    return BuildError(status, first, details, vmem_used=used, vmem_limit=limit)

@@ -1,0 +1,130 @@
+"""Runs interpret-mode programs on secret inputs and compares them with the reference."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+import workloads
+from jaxbench_env.evaluator.judge import artefact
+from jaxbench_env.evaluator.judge.compare import compare
+from jaxbench_env.evaluator.result import NumericCheck, Status
+from workloads import DRAWS, Workload
+
+MAX_TEMPORARY_BYTES = 6 << 30
+
+
+def contract(workload: Workload, preset: str) -> artefact.Contract:
+    """The types that a workload's artefact must have at a preset."""
+    out = workload.output(preset)
+    inputs = tuple((s.shape, s.dtype) for s in workload.presets[preset].args.values())
+    return artefact.Contract(inputs, (out.shape, out.dtype))
+
+
+@functools.lru_cache(maxsize=16)
+def _references(workload_id: str, preset: str):
+    """The reference, compiled in float32 at highest precision and in the workload's own dtypes."""
+    workload = workloads.get(workload_id)
+    config = workload.presets[preset].config
+    reference = functools.partial(workload.reference, config)
+
+    def exact(*args):
+        wide = [a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in args]
+        with jax.default_matmul_precision("highest"):
+            return reference(*wide)
+
+    return jax.jit(exact), jax.jit(reference)
+
+
+@functools.lru_cache(maxsize=24)
+def _expected(workload_id: str, preset: str, draw: str, seed: int):
+    """Inputs, exact result and XLA's result of one draw."""
+    inputs = workloads.get(workload_id).inputs(preset, draw, seed)
+    exact, own = _references(workload_id, preset)
+    return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
+
+
+def check(workload_id: str, seed: int, blobs: dict[str, bytes]) -> list[NumericCheck]:
+    """Compares a candidate with the reference at every preset and draw.
+
+    A preset's draws end at the first failure: one difference is what the author can work on.
+
+    Args:
+        workload_id: The workload.
+        seed: Seed of the secret inputs.
+        blobs: Preset -> CPU artefact.
+
+    Raises:
+        ArtefactError: If an artefact may not be used.
+    """
+    workload, checks = workloads.get(workload_id), []
+    for index, (preset, blob) in enumerate(blobs.items()):
+        run = _program(workload, preset, blob)
+        for number, draw in enumerate(DRAWS):
+            draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
+            inputs, exact, own = _expected(workload_id, preset, draw, draw_seed)
+            checks.append(
+                compare(
+                    run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw
+                )
+            )
+            if not checks[-1].passed:
+                break
+    return checks
+
+
+def check_simulated(
+    workload_id: str, preset: str, seed: int, simulated: bytes, blob: bytes
+) -> tuple[NumericCheck, NumericCheck]:
+    """Compares both interpreters' results on the public inputs: (simulated, plain).
+
+    Raises:
+        ArtefactError: If the simulated result has not the size of the workload's output.
+    """
+    workload = workloads.get(workload_id)
+    spec = workload.output(preset)
+    if len(simulated) != spec.nbytes:
+        raise artefact.ArtefactError(Status.HACK_SUSPECTED, "the simulated result has a wrong size")
+    inputs, exact, own = _expected(workload_id, preset, DRAWS[0], seed)
+    out = np.frombuffer(simulated, spec.np_dtype).reshape(spec.shape)
+    plain = _program(workload, preset, blob)(inputs)
+    judge = functools.partial(compare, preset=preset, draw="public")
+    return (
+        judge(out, exact, own, workload.tolerance),
+        judge(plain, exact, own, workload.tolerance),
+    )
+
+
+def _program(workload: Workload, preset: str, blob: bytes):
+    """An interpret-mode artefact as a function of numpy inputs."""
+    exported, _ = artefact.load(blob, "cpu", contract(workload, preset))
+    lowered = jax.jit(exported.call).lower(
+        *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals)
+    )
+    compiled = lowered.compile()
+    needed = compiled.memory_analysis().temp_size_in_bytes
+    if needed > MAX_TEMPORARY_BYTES:
+        raise artefact.ArtefactError(
+            Status.OUT_OF_MEMORY,
+            f"interpret mode needs {needed / 1e9:.1f} GB of temporaries at preset {preset}; the "
+            f"limit is {MAX_TEMPORARY_BYTES / 1e9:.1f} GB",
+        )
+    return lambda inputs: np.asarray(compiled(*inputs))
+
+
+def export_reference(workload_id: str, preset: str = "v6e") -> bytes:
+    """The reference as a TPU artefact: what XLA is to be compared with."""
+    workload = workloads.get(workload_id)
+    chosen = workload.presets[preset]
+    specs = [jax.ShapeDtypeStruct(s.shape, s.np_dtype) for s in chosen.args.values()]
+    function = functools.partial(workload.reference, chosen.config)
+
+    def baseline(*args):
+        return function(*args)
+
+    return export.export(jax.jit(baseline), platforms=["tpu"])(*specs).serialize()
+

@@ -1,0 +1,164 @@
+"""The judge processes of this process: started when needed, replaced when they die."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from jaxbench_env.evaluator.judge import worker
+from jaxbench_env.evaluator.result import Status
+from jaxbench_env.evaluator.sandbox import TPU_ENVIRONMENT
+
+ADDRESS_SPACE = 24 << 30
+# A worker is replaced after so many requests: compiled programs of many candidates add up.
+MAX_REQUESTS = 200
+_ROOT = Path(__file__).parents[3]  # the directory that holds the packages
+
+
+class JudgeError(RuntimeError):
+    """The judge itself failed: never the candidate's fault."""
+
+
+class Refused(Exception):
+    """The judge refuses the candidate. `status` is the verdict."""
+
+    def __init__(self, status: Status, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Worker:
+    """One judge process."""
+
+    def __init__(self) -> None:
+        """Starts the process; it is ready when it answers."""
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPU_"))}
+        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", worker.__name__, str(theirs.fileno()), str(ADDRESS_SPACE)],
+                pass_fds=[theirs.fileno()],
+                env={**inherited, **TPU_ENVIRONMENT, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+        self._connection = Connection(ours.detach())
+        self._lock = threading.Lock()
+        self.requests = 0
+
+    def ask(
+        self, request: dict[str, Any], blobs: list[bytes], timeout: float
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Sends one request and waits for the answer.
+
+        Raises:
+            Refused: If the judge refuses the candidate, is killed by it or takes too long.
+            JudgeError: If the judge fails by itself.
+        """
+        self.requests += 1
+        try:
+            worker.send(self._connection, request, blobs)
+            if not self._connection.poll(timeout):
+                self.close()
+                raise Refused(
+                    Status.TIMEOUT,
+                    f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
+                    "larger blocks or fewer loop iterations",
+                )
+            answer, out = worker.receive(self._connection)
+        except (EOFError, OSError):
+            code = self._process.wait()
+            raise Refused(
+                Status.CRASHED, f"the process that ran the kernel's numbers died ({code})"
+            ) from None
+        if answer["ok"]:
+            return answer, out
+        if answer["status"]:
+            raise Refused(Status(answer["status"]), answer["error"])
+        raise JudgeError(answer["error"])
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another request."""
+        return self._process.poll() is None and self.requests < MAX_REQUESTS
+
+    def close(self) -> None:
+        """Ends the process. May be called more than once."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class Pool:
+    """Judge processes by turns. Thread-safe; grows with the number of concurrent requests."""
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Worker]] = {}
+        self._owner = os.getpid()
+
+    def ask(
+        self, kind: str, request: dict[str, Any], blobs: list[bytes] = [], timeout: float = 120  # noqa: B006
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Has one request answered.
+
+        Args:
+            kind: Workers of a kind keep their own caches (``"numerics"``, ``"price"``).
+            request: The request.
+            blobs: Artefacts that go with it.
+            timeout: Seconds.
+
+        Raises:
+            Refused: See `Worker.ask`.
+            JudgeError: See `Worker.ask`.
+        """
+        with self._lock:
+            idle = self._idle.setdefault(kind, [])
+            chosen = idle.pop() if idle else None
+        if chosen is None:
+            chosen = Worker()
+        try:
+            return chosen.ask(request, blobs, timeout)
+        finally:
+            if chosen.alive:
+                with self._lock:
+                    self._idle[kind].append(chosen)
+            else:
+                chosen.close()
+
+    def close(self) -> None:
+        """Ends all idle processes."""
+        with self._lock:
+            if os.getpid() != self._owner:
+                return
+            for workers in self._idle.values():
+                while workers:
+                    workers.pop().close()
+
+
+_pools: dict[int, Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool() -> Pool:
+    """This process's own judges; a fork gets new ones."""
+    with _pools_lock:
+        pid = os.getpid()
+        if pid not in _pools:
+            _pools.clear()
+            _pools[pid] = Pool()
+            atexit.register(_pools[pid].close)
+        return _pools[pid]

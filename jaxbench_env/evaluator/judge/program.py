@@ -1,0 +1,236 @@
+"""Reads an exported program: what it calls, what it multiplies, and what reaches its output."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jax._src.interpreters import mlir
+from jax._src.lib import tpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+
+@dataclass(frozen=True)
+class PallasCall:
+    """One Mosaic program inside an exported program.
+
+    Attributes:
+        grid: Its iteration bounds; empty if it has none.
+        matmul_flops: Flops of its matrix products over the whole grid, multiply and add counted
+            as two, counted loops included. Both branches of a condition count, so it is an upper
+            bound.
+        readable: Whether the module could be decoded.
+    """
+
+    grid: tuple[int, ...]
+    matmul_flops: int
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """Facts about one exported program.
+
+    Attributes:
+        targets: Targets of all custom calls.
+        constant_bytes: Bytes of constants that are given element by element.
+        calls: The Pallas calls on which the output depends, in program order.
+        dropped: Number of Pallas calls on which the output does not depend.
+        outside_flops: Flops of the matrix products and convolutions outside Pallas on which the
+            output depends.
+    """
+
+    targets: frozenset[str]
+    constant_bytes: int
+    calls: tuple[PallasCall, ...]
+    dropped: int
+    outside_flops: int
+
+    @property
+    def matmul_flops(self) -> int:
+        """Flops of the matrix products inside Pallas."""
+        return sum(call.matmul_flops for call in self.calls)
+
+
+def read(serialized: bytes) -> Program:
+    """Reads a StableHLO portable artifact, as `Exported.mlir_module_serialized` holds it.
+
+    Raises:
+        ValueError: If it cannot be parsed.
+    """
+    with mlir.make_ir_context():
+        try:
+            module = stablehlo.deserialize_portable_artifact(None, serialized)
+        except Exception:  # the binding's first parameter differs between versions
+            module = stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
+        operations = list(_walk(module.operation))
+        needed = _needed(operations)
+        calls, dropped, outside, constants = [], 0, 0, 0
+        targets = set()
+        for operation in operations:
+            name = operation.name
+            if name == "stablehlo.custom_call":
+                target = ir.StringAttr(operation.attributes["call_target_name"]).value
+                targets.add(target)
+                if target == "tpu_custom_call":
+                    if id_of(operation) in needed:
+                        calls.append(_pallas_call(operation))
+                    else:
+                        dropped += 1
+            elif name == "stablehlo.constant":
+                constants += _constant_bytes(operation)
+            elif name in ("stablehlo.dot_general", "stablehlo.convolution"):
+                if id_of(operation) in needed:
+                    outside += _product_flops(operation)
+        return Program(frozenset(targets), constants, tuple(calls), dropped, outside)
+
+
+# ----------------------------------------------------------------------------- the outer module
+
+
+def id_of(operation) -> int:
+    """A key for an operation: the bindings make a new Python object at every access."""
+    return hash(operation.operation)
+
+
+def _walk(operation) -> Iterator:
+    yield operation.operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _walk(inner)
+
+
+def _needed(operations) -> set[int]:
+    """Operations on which the public function's results depend.
+
+    A function that is called and an operation with regions count as needed with all that they
+    hold: coarser than the truth, but never blind to a dependency.
+    """
+    functions = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in operations
+        if op.name == "func.func"
+    }
+    needed: set[int] = set()
+    todo = []
+    for block in functions["main"].regions[0].blocks:
+        todo += [inner.operation for inner in block.operations if inner.name == "func.return"]
+    while todo:
+        operation = todo.pop()
+        if id_of(operation) in needed:
+            continue
+        needed.add(id_of(operation))
+        for operand in operation.operands:
+            if isinstance(operand.owner, ir.Block):
+                continue
+            todo.append(operand.owner.operation)
+        if operation.name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            for block in functions[callee].regions[0].blocks:
+                returns = [o.operation for o in block.operations if o.name == "func.return"]
+                todo += returns
+        else:
+            todo += list(_walk(operation))[1:]
+    return needed
+
+
+def _shape(value_type) -> tuple[int, ...]:
+    return tuple(ir.ShapedType(value_type).shape)
+
+
+def _product_flops(operation) -> int:
+    """Flops of a dot_general or a convolution: twice the multiply-adds."""
+    output = math.prod(_shape(operation.results[0].type))
+    left, right = (_shape(o.type) for o in list(operation.operands)[:2])
+    if operation.name == "stablehlo.convolution":
+        numbers = str(operation.attributes["dimension_numbers"])
+        kernel = numbers.split("x[")[1].split("]")[0].split(",")
+        features = right[[k.strip() for k in kernel].index("o")]
+        return 2 * output * math.prod(right) // features
+    numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
+    return 2 * output * math.prod(left[i] for i in numbers.lhs_contracting_dimensions)
+
+
+def _constant_bytes(operation) -> int:
+    value = operation.attributes["value"]
+    try:
+        if ir.DenseElementsAttr(value).is_splat:
+            return 0
+    except ValueError:
+        pass  # a resource: never a splat
+    kind = operation.results[0].type
+    element = str(ir.ShapedType(kind).element_type)
+    bits = int("".join(c for c in element if c.isdigit()) or 8)
+    return math.prod(_shape(kind)) * bits // 8
+
+
+# ---------------------------------------------------------------------------- Mosaic modules
+
+
+def _pallas_call(operation) -> PallasCall:
+    """Decodes the Mosaic module of a `tpu_custom_call` and counts its matrix products."""
+    try:
+        config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
+        body = base64.b64decode(config["custom_call_config"]["body"])
+        context = ir.Context()
+        context.allow_unregistered_dialects = True
+        tpu.register_dialect(context)
+        with context, ir.Location.unknown(context):
+            module = ir.Module.parse(body)
+            passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
+            passes.run(module.operation)
+            kernel = module.body.operations[0].operation
+            bounds = _bounds(kernel)
+            flops = sum(_kernel_flops(block, 1) for block in kernel.regions[0].blocks)
+            return PallasCall(bounds, flops * math.prod(bounds))
+    except Exception:
+        return PallasCall((), 0, readable=False)
+
+
+def _bounds(kernel) -> tuple[int, ...]:
+    if "iteration_bounds" not in kernel.attributes:
+        return ()
+    bounds = ir.DenseI64ArrayAttr(kernel.attributes["iteration_bounds"])
+    # A dynamic bound is the smallest integer there is; once is all that is sure of it.
+    return tuple(max(1, b) for b in bounds)
+
+
+def _kernel_flops(block, times: int) -> int:
+    total = 0
+    for inner in block.operations:
+        operation = inner.operation
+        repeat = times
+        if operation.name == "tpu.matmul":
+            total += times * _matmul_flops(operation)
+        elif operation.name == "scf.for":
+            repeat = times * _trips(operation)
+        for region in operation.regions:
+            total += sum(_kernel_flops(b, repeat) for b in region.blocks)
+    return total
+
+
+def _matmul_flops(operation) -> int:
+    left, right = (_shape(o.type) for o in list(operation.operands)[:2])
+    output = _shape(operation.results[0].type)
+    batch = output[0] if len(output) == 3 else 1
+    # (b m k)(b k n)(b m n) = b^3 (m k n)^2
+    product = math.prod(left) * math.prod(right) * math.prod(output)
+    return 2 * batch * math.isqrt(product // batch**3)
+
+
+def _trips(loop) -> int:
+    """Trip count of a counted loop with constant bounds, else 1."""
+    values = []
+    for operand in list(loop.operands)[:3]:
+        owner = operand.owner
+        if isinstance(owner, ir.Block) or owner.operation.name != "arith.constant":
+            return 1
+        values.append(ir.IntegerAttr(owner.operation.attributes["value"]).value)
+    start, stop, step = values
+    return max(0, -(-(stop - start) // step)) if step > 0 else 1

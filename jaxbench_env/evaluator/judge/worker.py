@@ -1,0 +1,120 @@
+"""A judge process: answers requests over a pipe until the pipe closes.
+
+``python -m jaxbench_env.evaluator.judge.worker FD``. It stays alive between evaluations because
+it keeps compiled references. Requests and answers are JSON followed by the blobs it announces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+MAX_MESSAGE_BYTES = 1 << 30
+
+
+def send(connection: Connection, header: dict[str, Any], blobs: list[bytes] = []) -> None:  # noqa: B006
+    """Sends one message."""
+    connection.send_bytes(json.dumps({**header, "blobs": len(blobs)}).encode())
+    for blob in blobs:
+        connection.send_bytes(blob)
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], list[bytes]]:
+    """Receives one message.
+
+    Raises:
+        EOFError: If the other side is gone.
+    """
+    header = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+    return header, [connection.recv_bytes(MAX_MESSAGE_BYTES) for _ in range(header["blobs"])]
+
+
+def _check(request, blobs):
+    from jaxbench_env.evaluator.judge import numerics
+
+    named = dict(zip(request["presets"], blobs, strict=True))
+    checks = numerics.check(request["workload"], request["seed"], named)
+    return {"checks": [dataclasses.asdict(c) for c in checks]}, []
+
+
+def _simulated(request, blobs):
+    from jaxbench_env.evaluator.judge import numerics
+
+    pair = numerics.check_simulated(
+        request["workload"], request["preset"], request["seed"], *blobs
+    )
+    return {"checks": [dataclasses.asdict(c) for c in pair]}, []
+
+
+def _inspect(request, blobs):
+    """Facts about the full-size TPU artefact."""
+    import workloads
+    from jaxbench_env.evaluator.judge import artefact, numerics
+
+    workload = workloads.get(request["workload"])
+    _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
+    return {
+        "pallas_calls": len(facts.calls),
+        "readable": all(call.readable for call in facts.calls),
+        "dropped": facts.dropped,
+        "matmul_flops": facts.matmul_flops,
+        "outside_flops": facts.outside_flops,
+    }, []
+
+
+def _reference(request, blobs):
+    from jaxbench_env.evaluator.judge import numerics
+
+    return {}, [numerics.export_reference(request["workload"])]
+
+
+def _price(request, blobs):
+    from jaxbench_env.evaluator import timing
+
+    prediction = timing.predict(Path(request["dump"]))
+    return dataclasses.asdict(prediction), []
+
+
+_HANDLERS = {
+    "check": _check,
+    "simulated": _simulated,
+    "inspect": _inspect,
+    "reference": _reference,
+    "price": _price,
+}
+
+
+def main() -> None:
+    """Serves requests."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
+    limit = int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection = Connection(int(sys.argv[1]))
+    os.dup2(2, 1)  # nothing that a library prints may end up on the user's standard output
+    while True:
+        try:
+            request, blobs = receive(connection)
+        except EOFError:
+            return
+        try:
+            answer, out = _HANDLERS[request["do"]](request, blobs)
+            send(connection, {"ok": True, **answer}, out)
+        except MemoryError:
+            send(connection, {"ok": False, "status": "out_of_memory", "error": "out of memory"})
+        except Exception as error:
+            status = getattr(error, "status", None)
+            text = str(error) if status else traceback.format_exc()
+            send(connection, {"ok": False, "status": status, "error": text})
+
+
+if __name__ == "__main__":
+    main()
