@@ -11,7 +11,7 @@ from workloads.workload import ArraySpec, Preset, Workload
 
 
 def rms_norm(CONFIG, x, scale):
-    """x / sqrt(mean(x^2) + epsilon) over the last axis in float32, then times scale in x's type."""
+    """Root-mean-square norm of the last axis in float32, then times scale in the type of x."""
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
     return (x32 * lax.rsqrt(mean_square + CONFIG["eps"])).astype(x.dtype) * scale

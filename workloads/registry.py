@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterator
 
@@ -30,12 +31,27 @@ def register(workload: Workload) -> Workload:
     return workload
 
 
-def get(name: str) -> Workload:
+def get(name: str, variant: str = "default") -> Workload:
     """Finds a workload by its id (``"mamba2_scan"``), upstream name or number (``"16p"``).
+
+    Args:
+        name: The name.
+        variant: ``"published"`` gives the published form of the few operators whose default form
+            is repaired; for all others both are the same.
 
     Raises:
         UnknownWorkload: With the nearest known id.
+        ValueError: For an unknown variant.
     """
+    if variant not in ("default", "published"):
+        raise ValueError(f"unknown variant {variant!r}; it is 'default' or 'published'")
+    found = _find(name)
+    if variant == "published" and found.published_reference is not None:
+        return dataclasses.replace(found, reference=found.published_reference)
+    return found
+
+
+def _find(name: str) -> Workload:
     found = _WORKLOADS.get(name)
     if found is not None:
         return found

@@ -32,24 +32,31 @@ def _generate_mamba2(rng: np.random.Generator, preset: Preset, draw: str) -> dic
 
     The published gate, sigmoid(-4 +- 0.5), forgets everything after two or three positions, so
     that a kernel which carries no state between its blocks is almost right. Here the gates' logits
-    are spread over the heads from 0.5 to 6.5 (memory of roughly 2 to 600 positions). `shifted`
+    are spread over the heads from 6.5 to 0.5 (memory of roughly 600 to 2 positions). `shifted`
     gives query and key a mean, so that the normaliser is far above its floor; `structured` holds
     the gate open except for a few resets, so that the state must survive whole blocks, and makes
     the values of each stretch of 64 positions distinct.
+
+    Query and key are smaller where the memory is longer, so that a row's scores sum to about one.
+    Sums of many large scores that happen to cancel would magnify every rounding before them, and
+    bfloat16 itself would fail.
     """
     shape = preset.args["query"].shape
     batch, heads, seq, dim = shape
-    query = np.float32(0.35) * rng.standard_normal(shape, np.float32)
-    key = np.float32(0.35) * rng.standard_normal(shape, np.float32)
-    value = rng.standard_normal(shape, np.float32)
     centre = np.linspace(6.5, 0.5, heads, dtype=np.float32)[None, :, None]
+    if draw == "structured":
+        centre = np.full_like(centre, 7)
     gate = centre + np.float32(0.5) * rng.standard_normal((batch, heads, seq), np.float32)
+    memory = 1 + np.exp(centre[..., None])  # positions until a constant gate has faded by e
+    scale = (memory * dim / 2) ** np.float32(-0.25)
+    query = scale * rng.standard_normal(shape, np.float32)
+    key = scale * rng.standard_normal(shape, np.float32)
+    value = rng.standard_normal(shape, np.float32)
     if draw == "shifted":
         query += np.float32(0.1)
         key += np.float32(0.1)
         value += np.float32(0.5)
     elif draw == "structured":
-        gate = 7 + np.float32(0.5) * rng.standard_normal((batch, heads, seq), np.float32)
         gate[rng.random((batch, heads, seq)) < 2 / seq] = np.float32(-6)
         stretches = rng.standard_normal((batch, heads, -(-seq // 64), dim), np.float32)
         value = np.float32(0.5) * value + stretches.repeat(64, axis=2)[:, :, :seq]

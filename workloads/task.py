@@ -26,13 +26,15 @@ _CONTRACT = """\
   jax.experimental.pallas.ops.
 - The kernel is compiled for preset `v6e` by the TPU's own compiler and timed there. Its numbers are
   checked at presets `tiles` and `varied` on secret inputs against the reference in float32: every
-  element within {rel:g} * (rms + |ref|), and an RMS error of at most {xla_factor:g} times XLA's own."""
+  element within {rel:g} * (rms + |ref|), the RMS error at most {xla_factor:g} times XLA's own."""
 
 
 def _signature_lines(workload: Workload) -> list[str]:
     lines = []
     for name, preset in workload.presets.items():
-        args = ", ".join(f"{arg}: {spec}" for arg, spec in preset.args.items())
+        parts = [f"{arg}: {spec}" for arg, spec in preset.args.items()]
+        parts += [f"{arg}: int = {preset.config[arg]}" for arg in workload.static_arguments]
+        args = ", ".join(parts)
         lines.append(f"- {name}: workload({args}) -> {workload.output(name)}")
         lines.append(f"  CONFIG = {dict(preset.config)}")
     return lines
@@ -48,7 +50,8 @@ def task_text(workload: Workload, target: str = "v6e") -> str:
     Raises:
         ValueError: For an unknown target.
     """
-    arguments = ", ".join(workload.presets["v6e"].args)
+    arguments = ", ".join(workload.arguments)
+    arrays = ", ".join(workload.presets["v6e"].args)
     sizes = workload.sizes["v6e"]
     contract = _CONTRACT.format(
         arguments=arguments, rel=workload.tolerance.rel, xla_factor=workload.tolerance.xla_factor
@@ -68,7 +71,7 @@ def task_text(workload: Workload, target: str = "v6e") -> str:
             *_signature_lines(workload),
             "",
             "## Reference",
-            "`" + workload.reference.__name__ + f"(CONFIG, {arguments})` below is what "
+            "`" + workload.reference.__name__ + f"(CONFIG, {arrays})` below is what "
             f"`workload({arguments})` must return.",
             "```python",
             workload.reference_source().rstrip(),

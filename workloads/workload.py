@@ -90,7 +90,7 @@ class Workload:
         family: Module of this package that defines it.
         model: Model from which the operator comes.
         summary: What it computes, in a sentence or two, for the task text.
-        reference: ``reference(CONFIG, *inputs)`` in plain JAX. Shapes come from the inputs;
+        reference: ``reference(CONFIG, *arrays)`` in plain JAX. Shapes come from the arrays;
             ``CONFIG`` holds only the preset's scalars.
         shapes: Sizes -> argument specs, in argument order.
         sizes: Preset name -> named sizes (``{"M": 8192, ...}``).
@@ -101,6 +101,10 @@ class Workload:
             that ignores part of the operator.
         flops: Operations of the reference as written, multiply and add counted as two.
         flops_useful: Operations of the best known algorithm.
+        static_arguments: Keys of the configuration that a kernel gets as Python numbers after
+            the arrays, because the published function has them as arguments.
+        published_reference: The published form, where the default one repairs an operator whose
+            published form does not depend on its inputs. Reached by ``variant="published"``.
         tolerance: When a result counts as correct.
         version: Raised whenever inputs, sizes, reference or tolerance change: part of every
             cache key.
@@ -120,8 +124,15 @@ class Workload:
     flops_useful: Callable[[Mapping[str, int]], int]
     constants: Mapping[str, float] = field(default_factory=dict)
     published_names: Mapping[str, str | int | float] = field(default_factory=dict)
+    static_arguments: tuple[str, ...] = ()
+    published_reference: Callable[..., Any] | None = None
     tolerance: Tolerance = Tolerance()
     version: int = 1
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of all arguments of ``workload``, arrays first."""
+        return (*self.presets["v6e"].args, *self.static_arguments)
 
     @functools.cached_property
     def presets(self) -> Mapping[str, Preset]:

@@ -11,12 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-
-
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator.baseline import Baseline, baseline
-
 from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
 from jaxbench_env.evaluator.result import (
     EvalResult,
@@ -30,12 +27,11 @@ from jaxbench_env.evaluator.result import (
 from jaxbench_env.evaluator.sandbox import Job, Limits, SandboxError, sandbox
 from workloads import DRAWS, Workload, chip
 
-
 PUBLIC_SEED = 0  # inputs of the simulated run: the kernel's author may see them
 # Raised whenever the same text could get another verdict or time: part of every cache key.
 PROTOCOL = 1
 
-TRACE_LIMITS = Limits(wall_seconds=60, cpu_seconds=90, memory_bytes=4 << 30, disk_bytes=128 << 20)
+TRACE_LIMITS = Limits(cpu_seconds=120, memory_bytes=4 << 30, disk_bytes=128 << 20)
 NUMERICS_SECONDS = 120
 MAX_SIMULATED_STEPS = 2048
 MAX_ARTEFACT_BYTES = 33 << 20
@@ -90,11 +86,13 @@ class Evaluator:
         allow_library_kernels: Whether a text may import finished kernels (the expert baseline).
         audit: Whether the text is audited before it runs. Only tests of the other fences turn
             this off.
+        trace_seconds: Wall time for running and tracing the text and for the simulated run.
     """
 
     target: str = "v6e"
     allow_library_kernels: bool = False
     audit: bool = True
+    trace_seconds: float = 60
 
     def baseline(self, workload: Workload) -> Baseline:
         """XLA's program for the reference, compiled once and kept on disk.
@@ -161,9 +159,7 @@ class Evaluator:
                 running.cancel()
 
     def _audit(self, run: _Run) -> None:
-        finding = auditing.audit(
-            run.source, allow_library_kernels=self.allow_library_kernels
-        )
+        finding = auditing.audit(run.source, allow_library_kernels=self.allow_library_kernels)
         if finding is not None:
             raise Failure(finding.status, "audit", finding.message, line=finding.line)
 
@@ -199,6 +195,10 @@ class Evaluator:
 
     # ------------------------------------------------------------------------------- trace
 
+    @property
+    def _trace_limits(self) -> Limits:
+        return replace(TRACE_LIMITS, wall_seconds=self.trace_seconds)
+
     def _start_trace(self, run: _Run) -> Job:
         workload = run.workload
         smallest = min(("tiles", "varied"), key=lambda p: workload.presets[p].nbytes)
@@ -209,12 +209,13 @@ class Evaluator:
             files |= {f"{preset}.{i}": a.tobytes() for i, a in enumerate(arrays)}
         job = {
             "source": run.source,
-            "arguments": list(workload.presets["v6e"].args),
+            "arguments": list(workload.arguments),
             "presets": [
                 {
                     "name": name,
                     "args": [[list(s.shape), s.dtype] for s in preset.args.values()],
                     "config": dict(preset.config),
+                    "statics": [preset.config[name] for name in workload.static_arguments],
                     "output": [list(workload.output(name).shape), workload.output(name).dtype],
                     "compile": name == "v6e",
                     "check": name != "v6e",
@@ -226,7 +227,7 @@ class Evaluator:
             "simulate": simulate,
             "max_steps": MAX_SIMULATED_STEPS,
         }
-        return sandbox().start("trace", job, files=files, limits=TRACE_LIMITS)
+        return sandbox().start("trace", job, files=files, limits=self._trace_limits)
 
     # ------------------------------------------------------------------------------- compile
 
@@ -247,9 +248,7 @@ class Evaluator:
                 "compile",
                 error.message,
                 details=error.details,
-                memory=Memory(
-                    hbm_limit=chip(self.target).hbm_bytes, **_only(error.memory, "vmem")
-                ),
+                memory=Memory(hbm_limit=chip(self.target).hbm_bytes, **_only(error.memory, "vmem")),
             ) from None
         run.durations["compile"] = program.compile_seconds
         run.durations["price"] = program.price_seconds
@@ -494,7 +493,7 @@ class _Trace:
         message, details = str(event.get("message")), str(event.get("details") or "")
         hints = auditing.removed_names(self.run.source)
         if hints and "has no attribute" in message + details:
-            message = " ".join([message, *hints])
+            message = ". ".join([message, *hints])
         failed_in = "trace"
         if status in (Status.UNSUPPORTED, Status.COMPILE_ERROR):
             failed_in, self.run.stage = "compile", Stage.TRACED
@@ -513,7 +512,7 @@ class _Trace:
             return Failure(
                 Status.TIMEOUT,
                 "trace",
-                f"running and tracing the file took longer than {TRACE_LIMITS.wall_seconds:.0f} s; "
+                f"running and tracing the file took {ended.seconds:.0f} s, longer than permitted; "
                 "a kernel file must only define functions, and Python loops in them are unrolled",
             )
         if ended.out_of_memory:
@@ -522,6 +521,13 @@ class _Trace:
                 "trace",
                 f"tracing the file needed more than {TRACE_LIMITS.memory_bytes / 1e9:.0f} GB; make "
                 "no large arrays at import or trace time",
+            )
+        if ended.killed == "disk":
+            return Failure(
+                Status.CRASHED,
+                "trace",
+                f"the file wrote more than {TRACE_LIMITS.disk_bytes >> 20} MiB; a kernel file must "
+                "only define functions, and large constants are not accepted",
             )
         if ended.killed == "processes":
             return Failure(

@@ -110,6 +110,7 @@ class Job:
         self.box = box
         self._channel, self._pipe = channel, pipe
         self._ended: Ended | None = None
+        self._waiting = threading.Lock()
 
     def __enter__(self) -> Job:
         """Returns itself."""
@@ -138,24 +139,23 @@ class Job:
                         yield event
 
     def wait(self) -> Ended:
-        """Waits until nothing of the job is left, and says how it ended.
+        """Waits until nothing of the job is left, and says how it ended. Any thread may.
 
         Raises:
             SandboxError: If the supervisor died.
         """
-        if self._ended is None:
-            data = b""
-            while chunk := self._channel.recv(1 << 16):
-                data += chunk
-                if data.endswith(b"\n"):
-                    break
-            try:
-                report = json.loads(data)
-            except ValueError:
-                raise SandboxError("the supervisor of a sandboxed process died") from None
-            report["fences"] = tuple(report["fences"])
-            self._ended = Ended(**report)
-        return self._ended
+        with self._waiting:
+            if self._ended is None:
+                data = b""
+                while not data.endswith(b"\n") and (chunk := self._channel.recv(1 << 16)):
+                    data += chunk
+                try:
+                    report = json.loads(data)
+                except ValueError:
+                    raise SandboxError("the supervisor of a sandboxed process died") from None
+                report["fences"] = tuple(report["fences"])
+                self._ended = Ended(**report)
+            return self._ended
 
     def cancel(self) -> None:
         """Asks the supervisor to end the job now."""

@@ -34,6 +34,7 @@ from jax.experimental.pallas import tpu as pltpu
 FILE = "kernel.py"
 PALLAS = ("pallas_call", "core_map")
 MAX_DETAILS = 20_000
+MAX_ARTEFACT_BYTES = 32 << 20
 
 
 class KernelError(Exception):
@@ -82,7 +83,7 @@ def _failure(error: BaseException, phase: str, preset: str) -> KernelError:
     elif phase == "interpreting":
         status, what = "interpreter_error", f"Pallas interpret mode cannot run the kernel {where}"
     elif isinstance(error, SystemExit):
-        status, what = "trace_error", "the file ends the process; a kernel file must only define"
+        status, what = "trace_error", "the file ends the process; it must only define functions"
     else:
         status, what = "trace_error", f"{phase} {where} failed"
     return KernelError(status, f"{what}: {name}: {first}", _details(error), _kernel_line(error))
@@ -141,7 +142,8 @@ def _trace(source: str, preset: dict, names: list[str]):
     _check_call(function, names)
     specs = [jax.ShapeDtypeStruct(tuple(s), np.dtype(d)) for s, d in preset["args"]]
     try:
-        jaxpr, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*specs)
+        whole = jax.make_jaxpr(lambda *args: function(*args, *preset["statics"]), return_shape=True)
+        jaxpr, shapes = whole(*specs)
     except BaseException as error:
         raise _failure(error, "tracing", preset["name"]) from None
     _check_output(shapes, (tuple(preset["output"][0]), preset["output"][1]), preset["name"])
@@ -212,7 +214,14 @@ def _with_interpret(closed, interpret):
 
 def _export(closed, specs, interpret, platform: str) -> bytes:
     exported = export.export(jax.jit(_with_interpret(closed, interpret)), platforms=[platform])
-    return exported(*specs).serialize()
+    blob = exported(*specs).serialize()
+    if len(blob) > MAX_ARTEFACT_BYTES:
+        raise KernelError(
+            "hack_suspected",
+            f"the traced program takes {len(blob):,} bytes: it holds large constants; compute "
+            "them from the inputs or with iota inside the program",
+        )
+    return blob
 
 
 def _grid_steps(closed) -> int:
@@ -275,6 +284,8 @@ def _artefacts(job: dict, tell):
         if preset["compile"]:
             try:
                 blob = _export(closed, specs, False, "tpu")
+            except KernelError:
+                raise
             except BaseException as error:
                 raise _failure(error, "lowering", name) from None
             _write(f"{name}.tpu", blob)
@@ -282,6 +293,8 @@ def _artefacts(job: dict, tell):
         if preset["check"]:
             try:
                 blob = _export(closed, specs, True, "cpu")
+            except KernelError:
+                raise
             except BaseException as error:
                 raise _failure(error, "interpreting", name) from None
             _write(f"{name}.cpu", blob)
@@ -314,7 +327,9 @@ def main(job: dict, box: str, tell) -> None:
         if name is not None:
             inputs = [
                 jnp.asarray(_read_array(os.path.join(box, "in", f"{name}.{i}"), spec))
-                for i, spec in enumerate(next(p for p in job["presets"] if p["name"] == name)["args"])
+                for i, spec in enumerate(
+                    next(p for p in job["presets"] if p["name"] == name)["args"]
+                )
             ]
             tell(event="race", preset=name, **_simulate(traced[name], inputs, job["max_steps"]))
     tell(event="done")

@@ -32,9 +32,7 @@ class Contract:
     output: tuple[tuple[int, ...], str]
 
 
-def load(
-    blob: bytes, platform: str, contract: Contract
-) -> tuple[export.Exported, program.Program]:
+def load(blob: bytes, platform: str, contract: Contract) -> tuple[export.Exported, program.Program]:
     """Deserialises an artefact and checks that it is what the contract says.
 
     Raises:

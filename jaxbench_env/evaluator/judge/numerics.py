@@ -68,9 +68,7 @@ def check(workload_id: str, seed: int, blobs: dict[str, bytes]) -> list[NumericC
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
             inputs, exact, own = _expected(workload_id, preset, draw, draw_seed)
             checks.append(
-                compare(
-                    run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw
-                )
+                compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
             )
             if not checks[-1].passed:
                 break
@@ -127,4 +125,3 @@ def export_reference(workload_id: str, preset: str = "v6e") -> bytes:
         return function(*args)
 
     return export.export(jax.jit(baseline), platforms=["tpu"])(*specs).serialize()
-

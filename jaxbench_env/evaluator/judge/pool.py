@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,13 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", worker.__name__, str(theirs.fileno()), str(ADDRESS_SPACE)],
                 pass_fds=[theirs.fileno()],
-                env={**inherited, **TPU_ENVIRONMENT, "PYTHONPATH": path},
+                env={
+                    **inherited,
+                    **TPU_ENVIRONMENT,
+                    # A cast to bfloat16 is meant: XLA would otherwise skip some on a CPU.
+                    "XLA_FLAGS": "--xla_allow_excess_precision=false",
+                    "PYTHONPATH": path,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -58,7 +65,7 @@ class Worker:
         self.requests = 0
 
     def ask(
-        self, request: dict[str, Any], blobs: list[bytes], timeout: float
+        self, request: dict[str, Any], blobs: Sequence[bytes], timeout: float
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Sends one request and waits for the answer.
 
@@ -111,7 +118,11 @@ class Pool:
         self._owner = os.getpid()
 
     def ask(
-        self, kind: str, request: dict[str, Any], blobs: list[bytes] = [], timeout: float = 120  # noqa: B006
+        self,
+        kind: str,
+        request: dict[str, Any],
+        blobs: Sequence[bytes] = (),
+        timeout: float = 120,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Has one request answered.
 

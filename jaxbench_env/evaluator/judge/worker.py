@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 MAX_MESSAGE_BYTES = 1 << 30
 
 
-def send(connection: Connection, header: dict[str, Any], blobs: list[bytes] = []) -> None:  # noqa: B006
+def send(connection: Connection, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
     """Sends one message."""
     connection.send_bytes(json.dumps({**header, "blobs": len(blobs)}).encode())
     for blob in blobs:
@@ -48,9 +49,7 @@ def _check(request, blobs):
 def _simulated(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    pair = numerics.check_simulated(
-        request["workload"], request["preset"], request["seed"], *blobs
-    )
+    pair = numerics.check_simulated(request["workload"], request["preset"], request["seed"], *blobs)
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
 

@@ -1,0 +1,1 @@
+"""Policies to measure others by, and the kernels that they start from."""

@@ -1,0 +1,92 @@
+"""Evaluation as plain functions, for users who do not call `gym.step`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import workloads
+from jaxbench_env.evaluator.evaluator import Evaluator
+from jaxbench_env.evaluator.result import EvalResult
+from jaxbench_env.progress import progress_bar
+
+
+def evaluate(
+    workload: str | workloads.Workload,
+    source: str,
+    *,
+    seed: int | None = None,
+    target: str = "v6e",
+    allow_library_kernels: bool = False,
+) -> EvalResult:
+    """Evaluates one kernel text.
+
+    Args:
+        workload: Id of a workload, or a workload.
+        source: The text; defines ``workload(*inputs)``.
+        seed: Makes the secret inputs, and so the whole result but its durations, reproducible.
+        target: The chip.
+        allow_library_kernels: Whether the text may import finished kernels.
+
+    Returns:
+        The verdict. Nothing that the text does raises.
+
+    Raises:
+        UnknownWorkload: For an unknown id.
+        TypeError: If the source is not text.
+    """
+    chosen = workloads.get(workload) if isinstance(workload, str) else workload
+    if not isinstance(source, str):
+        raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
+    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
+    return evaluator.evaluate(chosen, source, seed=seed)
+
+
+def evaluate_many(
+    pairs: Iterable[tuple[str | workloads.Workload, str]],
+    *,
+    seed: int | None = None,
+    target: str = "v6e",
+    allow_library_kernels: bool = False,
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> list[EvalResult]:
+    """Evaluates many kernel texts in parallel.
+
+    Args:
+        pairs: (workload, source) pairs.
+        seed: As in `evaluate`; the same for all of them.
+        target: The chip.
+        allow_library_kernels: Whether the texts may import finished kernels.
+        workers: Evaluations at once; by default one per core. However many there are, the
+            machine compiles only as many programs at once as its memory allows.
+        progress: Whether to show a progress bar on standard error; by default on a terminal.
+
+    Returns:
+        The verdicts, in the order of the pairs.
+
+    Raises:
+        UnknownWorkload: For an unknown id, before anything is evaluated.
+        TypeError: If a source is not text, before anything is evaluated.
+    """
+    jobs = [(workloads.get(w) if isinstance(w, str) else w, source) for w, source in pairs]
+    for _, source in jobs:
+        if not isinstance(source, str):
+            raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
+    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
+    correct = 0
+    with (
+        ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads,
+        progress_bar(len(jobs), "evaluating", progress) as advance,
+    ):
+        futures = [threads.submit(evaluator.evaluate, w, s, seed=seed) for w, s in jobs]
+        try:
+            for done in as_completed(futures):
+                correct += done.result().correct
+                advance(f", {correct} correct")
+        except BaseException:
+            for future in futures:  # an interrupt must not wait for the whole queue
+                future.cancel()
+            raise
+    return [future.result() for future in futures]

@@ -1,0 +1,92 @@
+"""Says whether this machine can evaluate kernels, by evaluating something small."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from typing import Any
+
+import click
+
+FENCES = {
+    "limits": "limits on CPU, memory, files and processes of each process",
+    "supervisor": "a supervisor that watches the whole process tree and kills what is left",
+    "pids": "a process namespace: the job sees only its own processes",
+    "network": "no network",
+    "files": "a private root: the job sees Python, jax and its own directory only",
+    "user": "a user of its own, which owns no files",
+}
+
+
+def report(as_json: bool) -> int:
+    """Prints the report. Returns 0 if kernels can be evaluated here, else 3."""
+    facts = collect()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+    return 0 if facts["compiles"] else 3
+
+
+def collect() -> dict[str, Any]:
+    """The facts, JSON-ready."""
+    from jaxbench_env.evaluator import store
+    from jaxbench_env.evaluator.build import BuildError, build
+    from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+    from jaxbench_env.evaluator.sandbox import SandboxError
+
+    packages = ("jaxbench-env", "jax", "jaxlib", "libtpu", "gymnasium", "numpy", "flatbuffers")
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "compiles_at_once": store.compile_slots(),
+        "cache": str(store.cache_directory()),
+        "fences": [],
+        "compiles": False,
+        "problem": "",
+    }
+    try:
+        _, blobs = pool().ask("numerics", {"do": "reference", "workload": "rms_norm"})
+        built = build(blobs[0])
+        facts["fences"] = list(built.fences)
+        facts["compiles"] = built.prediction is not None
+        facts["problem"] = built.price_error
+        facts["compile_seconds"] = round(built.compile_seconds, 2)
+    except (BuildError, JudgeError, Refused, SandboxError, OSError) as error:
+        facts["problem"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    table.add_row("Python", facts["python"])
+    for name, version in facts["versions"].items():
+        table.add_row(name, version or "[red]not installed[/red]")
+    table.add_row("cores", str(facts["cores"]))
+    table.add_row("memory", f"{facts['memory_bytes'] / 2**30:.1f} GiB")
+    table.add_row("compiles at once", f"{facts['compiles_at_once']} (set JAXBENCH_COMPILES)")
+    table.add_row("cache", f"{facts['cache']} (set JAXBENCH_CACHE)")
+    if facts["compiles"]:
+        verdict = f"[green]works[/green] ({facts['compile_seconds']} s for rms_norm)"
+    else:
+        verdict = f"[red]does not work[/red]: {facts['problem']}"
+    table.add_row("TPU compiler", verdict)
+    for name, meaning in FENCES.items():
+        active = name in facts["fences"]
+        mark = "[green]active[/green]" if active else "[yellow]not available here[/yellow]"
+        table.add_row(f"fence: {name}", f"{mark}, {meaning}")
+    Console().print(table)

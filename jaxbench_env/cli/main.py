@@ -1,0 +1,157 @@
+"""The commands. Exit codes: 0 correct, 1 not correct, 2 usage, 3 the evaluator failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import workloads
+from jaxbench_env.evaluator.result import EvalResult, Status
+
+EXIT_NOT_CORRECT, EXIT_EVALUATOR = 1, 3
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+class _WorkloadId(click.ParamType):
+    """A workload's id, number or upstream name."""
+
+    name = "workload"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> workloads.Workload:
+        """Finds the workload."""
+        try:
+            return workloads.get(value) if isinstance(value, str) else value
+        except workloads.UnknownWorkload as error:
+            self.fail(str(error), param, ctx)
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="jaxbench-env", prog_name="jaxbench")
+def main() -> None:
+    """Evaluate Pallas TPU kernels: compiled, checked and timed, with or without a TPU."""
+
+
+@main.command("list")
+@_as_json
+def list_workloads(as_json: bool) -> None:
+    """List the workloads."""
+    rows = [
+        {
+            "id": w.id,
+            "number": w.number,
+            "model": w.model,
+            "family": w.family,
+            "inputs": [str(s) for s in w.presets["v6e"].args.values()],
+            "flops": w.flops(w.sizes["v6e"]),
+            "flops_useful": w.flops_useful(w.sizes["v6e"]),
+            "hbm_bytes_min": w.min_hbm_bytes(),
+            "roofline_ms": w.roofline_ms(),
+        }
+        for w in workloads.every()
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("id", "number", "model", "GFLOP", "useful", "MB", "roofline ms")
+    for row in rows:
+        table.add_row(
+            row["id"],
+            row["number"],
+            row["model"],
+            f"{row['flops'] / 1e9:,.0f}",
+            f"{row['flops_useful'] / 1e9:,.0f}",
+            f"{row['hbm_bytes_min'] / 1e6:,.0f}",
+            f"{row['roofline_ms']:.3f}",
+        )
+    Console().print(table)
+
+
+@main.command()
+@click.argument("workload", type=_WorkloadId())
+@_as_json
+def show(workload: workloads.Workload, as_json: bool) -> None:
+    """Print the task text of WORKLOAD, as a policy gets it."""
+    if as_json:
+        _print_json({"id": workload.id, "messages": workload.messages()})
+    else:
+        click.echo(workload.task_text())
+
+
+@main.command("eval")
+@click.argument("workload", type=_WorkloadId())
+@click.argument("kernel", type=click.Path(path_type=Path))
+@click.option("--seed", type=int, help="Seed of the secret inputs; by default from the system.")
+@click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@_as_json
+def evaluate_kernel(
+    workload: workloads.Workload,
+    kernel: Path,
+    seed: int | None,
+    allow_library_kernels: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD."""
+    from jaxbench_env import api
+
+    result = api.evaluate(
+        workload, _read(kernel), seed=seed, allow_library_kernels=allow_library_kernels
+    )
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _show_result(result, kernel)
+    sys.exit(_exit_code(result))
+
+
+def _read(path: Path) -> str:
+    """The kernel text; bytes that are not UTF-8 reach the audit as what they are."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
+    return data.decode("utf-8", errors="surrogateescape")
+
+
+def _exit_code(result: EvalResult) -> int:
+    if result.status is Status.EVALUATOR_ERROR:
+        return EXIT_EVALUATOR
+    return 0 if result.correct else EXIT_NOT_CORRECT
+
+
+def _show_result(result: EvalResult, kernel: Path) -> None:
+    from jaxbench_env.feedback import feedback
+
+    source = "" if str(kernel) == "-" else kernel.read_text("utf-8", errors="replace")
+    click.echo(feedback(result, source))
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.durations.items())
+    click.echo(f"\nTook {stages}.")
+
+
+@main.command()
+@_as_json
+def demo(as_json: bool) -> None:
+    """Step three attempts at mamba2_scan: an API mistake, a wrong kernel, a right one."""
+    from jaxbench_env.cli.demo import run
+
+    sys.exit(run(as_json))
+
+
+@main.command()
+@_as_json
+def doctor(as_json: bool) -> None:
+    """Report versions, compiler, active fences and cores, by really using them."""
+    from jaxbench_env.cli.doctor import report
+
+    sys.exit(report(as_json))

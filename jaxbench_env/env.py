@@ -1,0 +1,230 @@
+"""The Gymnasium environment: an episode is one workload, an action is kernel source text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+import reward as rewards
+import workloads
+from jaxbench_env.evaluator.evaluator import Evaluator
+from jaxbench_env.evaluator.result import EvalResult, Status
+from jaxbench_env.feedback import MAX_FEEDBACK, feedback
+from jaxbench_env.outcome import outcome
+from jaxbench_env.spaces import SourceText
+
+MAX_SOURCE = 200_000
+MAX_TASK = 60_000
+
+#: Names of the observation's `counters`, in their order. See `evaluator.timing.Prediction`.
+COUNTERS = (
+    "bundles",
+    "cycles",
+    "dma_wait_share",
+    "dma_count",
+    "hbm_bytes",
+    "hbm_bandwidth",
+    "mxu_ops",
+    "vpu_ops",
+    "xlu_ops",
+    "eup_ops",
+    "load_ops",
+    "store_ops",
+    "spills",
+)
+
+
+class KernelEnv(gymnasium.Env[dict[str, Any], str]):
+    """Write a Pallas TPU kernel for one workload, in up to `max_attempts` attempts.
+
+    Action: the source text of a kernel (`SourceText`, up to 200,000 characters). Any text may be
+    stepped; a bad one is a failed attempt.
+
+    Observation (Dict):
+
+    - ``task``: contract, shapes and dtypes of every preset, reference source, hardware.
+    - ``feedback``: what was wrong with the last attempt, where, and what to do; empty at first.
+    - ``status``: 0 before the first attempt, else 1 + the status' rank (`Status.rank`).
+    - ``compiled``, ``correct``: 0 or 1.
+    - ``errors``: float32 (2,), largest elementwise error ratio and largest relative RMS error.
+    - ``times``: float32 (3,), milliseconds of candidate, XLA and roofline; 0 where there is none.
+    - ``speedup``: float32 (1,), 0 unless correct.
+    - ``counters``: float32, by the names in `COUNTERS`; 0 where there is none.
+    - ``attempt``: attempts made so far, 0 to `max_attempts`.
+
+    Reward: the reward function of this attempt's outcome alone. `info["result"]` is the verdict
+    as a dict, `info["best"]` the best correct attempt so far (or None). `terminated` after
+    `max_attempts`. Wall-clock durations are only in `last_result`, so that a step is a function of
+    seed and text.
+    """
+
+    metadata = {"render_modes": ["ansi", "human"], "render_fps": 1}
+
+    def __init__(
+        self,
+        workload: str | workloads.Workload = "mamba2_scan",
+        *,
+        max_attempts: int = 8,
+        reward: str | rewards.RewardFunction = "speedup",
+        target: str = "v6e",
+        allow_library_kernels: bool = False,
+        examples: Sequence[str] = (),
+        render_mode: str | None = None,
+    ):
+        """Makes the environment; nothing is compiled before the first `reset`.
+
+        Args:
+            workload: Id of a workload, or a workload.
+            max_attempts: Attempts in an episode; 1 is the single-turn case.
+            reward: Name of a reward function (see `reward.names`) or a function of one's own.
+            target: The chip.
+            allow_library_kernels: Whether a text may import finished kernels.
+            examples: Texts that `action_space.sample()` draws from instead of random text.
+            render_mode: ``"ansi"`` (`render` returns text), ``"human"`` (printed at every step).
+
+        Raises:
+            UnknownWorkload: For an unknown id.
+            ValueError: For an unknown reward, target or render mode, or `max_attempts` below 1.
+        """
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts is {max_attempts}; an episode has at least one attempt")
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            modes = ", ".join(self.metadata["render_modes"])
+            raise ValueError(f"unknown render_mode {render_mode!r}; it is one of {modes}")
+        workloads.chip(target)
+        self.workload = workloads.get(workload) if isinstance(workload, str) else workload
+        self.max_attempts, self.target, self.render_mode = max_attempts, target, render_mode
+        self.evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
+        self._reward = rewards.get(reward)
+        self._task = self.workload.task_text(target)
+        self.last_result: EvalResult | None = None
+        self._feedback, self._attempt, self._best = "", 0, None
+        self._over = True
+        self.action_space = SourceText(MAX_SOURCE, examples=examples or None)
+        self.observation_space = spaces.Dict(
+            {
+                "task": SourceText(MAX_TASK),
+                "feedback": SourceText(MAX_FEEDBACK),
+                "status": spaces.Discrete(len(Status) + 1),
+                "compiled": spaces.Discrete(2),
+                "correct": spaces.Discrete(2),
+                "errors": _positive(2),
+                "times": _positive(3),
+                "speedup": _positive(1),
+                "counters": _positive(len(COUNTERS)),
+                "attempt": spaces.Discrete(max_attempts + 1),
+            }
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Starts an episode. The first use of a workload compiles its baseline (kept on disk).
+
+        Args:
+            seed: Makes the secret inputs of all following attempts reproducible.
+            options: None are known.
+
+        Raises:
+            ValueError: For unknown options.
+            BuildError: If the baseline cannot be compiled.
+        """
+        super().reset(seed=seed)
+        if options:
+            raise ValueError(f"unknown options: {', '.join(map(str, options))}; none are known")
+        self._baseline = self.evaluator.baseline(self.workload)
+        self.last_result, self._feedback = None, ""
+        self._attempt, self._best, self._over = 0, None, False
+        if self.render_mode == "human":
+            self._print()
+        return self._observation(), self._info()
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Evaluates one kernel text. Never raises for anything that the text does.
+
+        Raises:
+            ResetNeeded: Before the first `reset`, or after the last attempt.
+            TypeError: If the action is not text.
+        """
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the episode is over; call reset() before step()")
+        if not isinstance(action, str):
+            raise TypeError(f"an action is kernel source text (str), not {type(action).__name__}")
+        action = str(action)  # numpy's own string type compares and pickles unlike str
+        seed = int(self.np_random.integers(1 << 62))
+        result = self.evaluator.evaluate(self.workload, action, seed=seed)
+        self._attempt += 1
+        self._over = self._attempt >= self.max_attempts
+        self.last_result, self._feedback = result, feedback(result, action)
+        if result.correct and (self._best is None or result.speedup > self._best["speedup"]):
+            self._best = {
+                "attempt": self._attempt,
+                "speedup": result.speedup,
+                "candidate_ms": result.times.candidate_ms,
+                "source": action,
+            }
+        if self.render_mode == "human":
+            self._print()
+        value = float(self._reward(outcome(result)))
+        return self._observation(), value, self._over, False, self._info()
+
+    def render(self) -> str | None:
+        """The state as text in mode ``"ansi"``; mode ``"human"`` prints at every step."""
+        return self._text() if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Ends the episode. The evaluator's processes end with the program."""
+        self._over = True
+
+    def _observation(self) -> dict[str, Any]:
+        result = self.last_result
+        times = result.times if result else None
+        checks = result.numerics if result else ()
+        baseline_ms = times.baseline_ms if times and times.baseline_ms else self._baseline.ms
+        roofline_ms = self.workload.roofline_ms(self.target)
+        counters = result.counters if result else {}
+        return {
+            "task": self._task,
+            "feedback": self._feedback,
+            "status": np.int64(0 if result is None else 1 + result.status.rank),
+            "compiled": np.int64(bool(result and result.compiled)),
+            "correct": np.int64(bool(result and result.correct)),
+            "errors": _array(
+                max((c.max_ratio for c in checks), default=0.0),
+                max((c.rms_error for c in checks), default=0.0),
+            ),
+            "times": _array((times and times.candidate_ms) or 0.0, baseline_ms, roofline_ms),
+            "speedup": _array((result and result.speedup) or 0.0),
+            "counters": _array(*(counters.get(name, 0.0) for name in COUNTERS)),
+            "attempt": np.int64(self._attempt),
+        }
+
+    def _info(self) -> dict[str, Any]:
+        result = self.last_result
+        return {
+            "workload": self.workload.id,
+            "result": result.to_dict(durations=False) if result else None,
+            "best": dict(self._best) if self._best else None,
+        }
+
+    def _text(self) -> str:
+        head = f"{self.workload.id}: attempt {self._attempt} of {self.max_attempts}"
+        best = f", best {self._best['speedup']:.2f}x" if self._best else ""
+        return f"{head}{best}\n{self._feedback or 'No attempt yet.'}\n"
+
+    def _print(self) -> None:
+        print(self._text(), flush=True)
+
+
+def _positive(size: int) -> spaces.Box:
+    return spaces.Box(0.0, np.inf, (size,), np.float32)
+
+
+def _array(*values: float) -> np.ndarray:
+    """Float32 values; what does not fit becomes the largest float32."""
+    largest = np.finfo(np.float32).max
+    return np.minimum(np.array(values, np.float64), largest).astype(np.float32)
