@@ -6,8 +6,8 @@ import workloads
 
 
 def get(workload_id):
-    """Returns the reference of a workload, to be called with its arguments by name."""
-    workload = workloads.get(workload_id)
+    """Returns the published reference of a workload, to be called with its arguments by name."""
+    workload = workloads.get(workload_id, variant="published")
     config = workload.presets["varied"].config  # constants only: shapes come from the arguments
 
     @functools.wraps(workload.reference)

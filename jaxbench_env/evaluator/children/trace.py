@@ -98,7 +98,8 @@ def _load(source: str, config: dict, preset: str):
     try:
         exec(compile(source, FILE, "exec", dont_inherit=True), scope)
     except SyntaxError as error:
-        raise KernelError("syntax_error", f"not Python: {error}", _details(error), error.lineno)
+        message = f"not Python: {error}"
+        raise KernelError("syntax_error", message, _details(error), error.lineno) from None
     except BaseException as error:
         raise _failure(error, "running the file", preset) from None
     if not callable(scope.get("workload")):

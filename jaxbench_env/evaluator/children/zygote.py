@@ -2,10 +2,10 @@
 
 ``python -I -S zygote.py FD PACKAGES PATH [PATH ...]`` puts the directories PACKAGES (separated by
 colons) on its path, imports the job modules PATH and listens on the inherited socket FD. A request
-is one JSON object with a file descriptor: the job's own socket. The zygote forks a supervisor for it,
-which builds the sandbox, forks the job into it, watches time, memory and disk, kills all that is
-left and reports how it ended. Only the supervisor can write to the job's socket; what the job
-itself says goes through a pipe that the supervisor hands out, and is not to be trusted.
+is one JSON object with two file descriptors: the job's own socket and the pipe that it may write
+to. The zygote forks a supervisor for it, which builds the sandbox, forks the job into it, watches
+time, memory and disk, kills all that is left and reports on the socket how it ended. The job has
+only the pipe, and what it says there is not to be trusted.
 
 Standard library only, apart from what the job modules import.
 """
