@@ -11,30 +11,31 @@ from gymnasium import spaces
 
 import reward as rewards
 import workloads
+from jaxbench_env.evaluator.audit import MAX_LENGTH
 from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.result import EvalResult, Status
 from jaxbench_env.feedback import MAX_FEEDBACK, feedback
 from jaxbench_env.outcome import outcome
 from jaxbench_env.spaces import SourceText
 
-MAX_SOURCE = 200_000
 MAX_TASK = 60_000
 
 #: Names of the observation's `counters`, in their order. See `evaluator.timing.Prediction`.
 COUNTERS = (
     "bundles",
-    "cycles",
-    "dma_wait_share",
-    "dma_count",
-    "hbm_bytes",
-    "hbm_bandwidth",
     "mxu_ops",
     "vpu_ops",
     "xlu_ops",
     "eup_ops",
     "load_ops",
     "store_ops",
-    "spills",
+    "scalar_ops",
+    "spill_loads",
+    "spill_stores",
+    "dma_count",
+    "dma_wait_share",
+    "hbm_bytes",
+    "hbm_bandwidth",
 )
 
 
@@ -104,7 +105,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self.last_result: EvalResult | None = None
         self._feedback, self._attempt, self._best = "", 0, None
         self._over = True
-        self.action_space = SourceText(MAX_SOURCE, examples=examples or None)
+        self.action_space = SourceText(MAX_LENGTH, examples=examples or None)
         self.observation_space = spaces.Dict(
             {
                 "task": SourceText(MAX_TASK),

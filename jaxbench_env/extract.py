@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxbench_env.evaluator.parse import parse
+from jaxbench_env.evaluator.audit.parse import parse
 
 MAX_PARSED = 200_000
 MAX_DEPTH = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxbench_env.evaluator.result import EvalResult, Status
+from jaxbench_env.evaluator.result import EvalResult
 
 MAX_FEEDBACK = 30_000
 
@@ -66,11 +66,11 @@ def _times(result: EvalResult) -> list[str]:
         return []
     rows = [
         "",
-        f"Time at the published size, {times.source} ({times.compiler}): "
-        f"kernel {times.candidate_ms:.3f} ms, XLA {times.baseline_ms:.3f} ms, roofline of the best "
-        f"known algorithm {times.roofline_ms:.3f} ms.",
+        f"Time at the published size, {times.source} ({times.compiler}): kernel "
+        f"{_ms(times.candidate_ms)}, XLA {_ms(times.baseline_ms)}, roofline of the best known "
+        f"algorithm {_ms(times.roofline_ms)}.",
     ]
-    if result.memory.vmem_used:
+    if result.memory.vmem_used and result.memory.vmem_limit:
         rows.append(
             f"VMEM: {result.memory.vmem_used / 2**20:.1f} MiB of "
             f"{result.memory.vmem_limit / 2**20:.0f} MiB."
@@ -84,8 +84,5 @@ def _times(result: EvalResult) -> list[str]:
     return rows
 
 
-def headline(result: EvalResult) -> str:
-    """One line for tables: status, and speed of a correct kernel."""
-    if result.status in (Status.OK, Status.SLOWER):
-        return f"{result.status.value} {result.speedup:.2f}x"
-    return result.status.value
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f} ms"

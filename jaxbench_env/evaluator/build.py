@@ -189,7 +189,7 @@ def _rejected(event: dict[str, Any]) -> BuildError:
             f"the kernel needs {used / 2**20:.1f} MiB of VMEM and {limit / 2**20:.1f} MiB are "
             f"allowed: {(used - limit) / 2**20:.1f} MiB too much. Blocks that move with the grid "
             "are held twice (double buffering); make blocks or scratch smaller, or raise "
-            "vmem_limit_bytes in pltpu.CompilerParams if the limit is below the chip's 128 MiB"
+            "vmem_limit_bytes in pltpu.CompilerParams where the limit is below the chip's VMEM"
         )
     elif status == "hbm_oom":
         first = f"inputs, output and temporaries do not fit into HBM: {first}"

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxbench_env.evaluator import audit_names as names
-from jaxbench_env.evaluator.audit import Finding, audit, removed_names
-from jaxbench_env.evaluator.parse import parse
+from jaxbench_env.evaluator.audit import Finding, audit, names, removed_names
+from jaxbench_env.evaluator.audit.parse import parse
 
 HEAD = """\
 from __future__ import annotations

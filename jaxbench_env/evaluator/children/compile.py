@@ -43,11 +43,12 @@ def _size(text: str) -> int:
 
 def _vmem(text: str) -> tuple[int | None, int | None]:
     """Used and permitted VMEM bytes from the text of an error."""
-    found = re.search(r"[Uu]sed ([\d.]+[KMG]?) of ([\d.]+[KMG]?)", text)
-    if found:
-        return _size(found[1]), _size(found[2])
-    found = re.search(r"size (\d+).*?limit (\d+)", text, re.DOTALL)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+    size = r"([\d.]+[KMG]?)"
+    for words in (rf"[Uu]sed {size} of {size}", rf"with size {size} and limit {size}"):
+        found = re.search(words, text)
+        if found:
+            return _size(found[1].rstrip(".")), _size(found[2].rstrip("."))
+    return None, None
 
 
 def _scoped_vmem(hlo: str) -> int | None:

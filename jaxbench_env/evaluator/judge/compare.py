@@ -41,7 +41,7 @@ def compare(
     usable = np.isfinite(ratio) & finite
     rms_error = _rms(error[usable]) / scale if usable.any() else float("inf")
     xla_usable = finite & np.isfinite(xla)
-    xla_error = _rms((xla - ref)[xla_usable]) / scale
+    xla_error = _rms(xla[xla_usable] - ref[xla_usable]) / scale
     rms_limit = max(tolerance.floor, tolerance.xla_factor * xla_error)
     bad = ratio > tolerance.rel
     worst = float(ratio.max(initial=0.0))
@@ -93,11 +93,17 @@ def _patterns(out, ref, bad) -> list[str]:
     elif out.size > 1 and np.ptp(out) == 0:
         found.append("the output is one constant")
     else:
-        factor = float(np.vdot(out, ref) / np.vdot(out, out))
-        if abs(factor - 1) > 0.01 and _rms(factor * out - ref) < _SCALED_WITHIN * _rms(ref):
-            found.append(f"the output is the reference scaled by {1 / factor:.4g}")
-        found += _transposed(out, ref)
+        found += _scaled(out, ref) + _transposed(out, ref)
     return found + _places(bad)
+
+
+def _scaled(out, ref) -> list[str]:
+    wide, reference = out.astype(np.float64), ref.astype(np.float64)
+    factor = float(np.vdot(wide, reference) / np.vdot(wide, wide))
+    if factor == 0 or abs(factor - 1) < 0.01 or not np.isfinite(reference).all():
+        return []
+    close = _rms(factor * wide - reference) < _SCALED_WITHIN * _rms(reference)
+    return [f"the output is the reference scaled by {1 / factor:.4g}"] if close else []
 
 
 def _transposed(out, ref) -> list[str]:

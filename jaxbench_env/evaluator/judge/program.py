@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,11 +25,14 @@ class PallasCall:
         matmul_flops: Flops of its matrix products over the whole grid, multiply and add counted
             as two, counted loops included. Both branches of a condition count, so it is an upper
             bound.
+        vmem_bytes: Its blocks and scratch in VMEM, each counted once: a lower bound, since the
+            compiler holds blocks that move with the grid twice.
         readable: Whether the module could be decoded.
     """
 
     grid: tuple[int, ...]
     matmul_flops: int
+    vmem_bytes: int = 0
     readable: bool = True
 
 
@@ -40,7 +44,6 @@ class Program:
         targets: Targets of all custom calls.
         constant_bytes: Bytes of constants that are given element by element.
         calls: The Pallas calls on which the output depends, in program order.
-        dropped: Number of Pallas calls on which the output does not depend.
         outside_flops: Flops of the matrix products and convolutions outside Pallas on which the
             output depends.
     """
@@ -48,7 +51,6 @@ class Program:
     targets: frozenset[str]
     constant_bytes: int
     calls: tuple[PallasCall, ...]
-    dropped: int
     outside_flops: int
 
     @property
@@ -70,30 +72,27 @@ def read(serialized: bytes) -> Program:
             module = stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
         operations = list(_walk(module.operation))
         needed = _needed(operations)
-        calls, dropped, outside, constants = [], 0, 0, 0
+        calls, outside, constants = [], 0, 0
         targets = set()
         for operation in operations:
             name = operation.name
             if name == "stablehlo.custom_call":
                 target = ir.StringAttr(operation.attributes["call_target_name"]).value
                 targets.add(target)
-                if target == "tpu_custom_call":
-                    if id_of(operation) in needed:
-                        calls.append(_pallas_call(operation))
-                    else:
-                        dropped += 1
+                if target == "tpu_custom_call" and _key(operation) in needed:
+                    calls.append(_pallas_call(operation))
             elif name == "stablehlo.constant":
                 constants += _constant_bytes(operation)
             elif name in ("stablehlo.dot_general", "stablehlo.convolution"):
-                if id_of(operation) in needed:
+                if _key(operation) in needed:
                     outside += _product_flops(operation)
-        return Program(frozenset(targets), constants, tuple(calls), dropped, outside)
+        return Program(frozenset(targets), constants, tuple(calls), outside)
 
 
 # ----------------------------------------------------------------------------- the outer module
 
 
-def id_of(operation) -> int:
+def _key(operation) -> int:
     """A key for an operation: the bindings make a new Python object at every access."""
     return hash(operation.operation)
 
@@ -123,9 +122,9 @@ def _needed(operations) -> set[int]:
         todo += [inner.operation for inner in block.operations if inner.name == "func.return"]
     while todo:
         operation = todo.pop()
-        if id_of(operation) in needed:
+        if _key(operation) in needed:
             continue
-        needed.add(id_of(operation))
+        needed.add(_key(operation))
         for operand in operation.operands:
             if isinstance(operand.owner, ir.Block):
                 continue
@@ -165,9 +164,7 @@ def _constant_bytes(operation) -> int:
     except ValueError:
         pass  # a resource: never a splat
     kind = operation.results[0].type
-    element = str(ir.ShapedType(kind).element_type)
-    bits = int("".join(c for c in element if c.isdigit()) or 8)
-    return math.prod(_shape(kind)) * bits // 8
+    return math.prod(_shape(kind)) * _element_bits(kind) // 8
 
 
 # ---------------------------------------------------------------------------- Mosaic modules
@@ -188,9 +185,24 @@ def _pallas_call(operation) -> PallasCall:
             kernel = module.body.operations[0].operation
             bounds = _bounds(kernel)
             flops = sum(_kernel_flops(block, 1) for block in kernel.regions[0].blocks)
-            return PallasCall(bounds, flops * math.prod(bounds))
+            vmem = sum(map(_vmem_bytes, kernel.regions[0].blocks[0].arguments))
+            return PallasCall(bounds, flops * math.prod(bounds), vmem)
     except Exception:
         return PallasCall((), 0, readable=False)
+
+
+def _vmem_bytes(argument) -> int:
+    """Bytes of a kernel's argument that lies in VMEM; 0 for scalars and other memories."""
+    kind = str(argument.type)
+    if not kind.startswith("memref") or "vmem" not in kind:
+        return 0
+    return math.prod(_shape(argument.type)) * _element_bits(argument.type) // 8
+
+
+def _element_bits(kind) -> int:
+    """Bits of a shaped type's elements."""
+    element = str(ir.ShapedType(kind).element_type)
+    return int("".join(c for c in element if c.isdigit()) or 8)
 
 
 def _bounds(kernel) -> tuple[int, ...]:
@@ -225,12 +237,31 @@ def _matmul_flops(operation) -> int:
 
 
 def _trips(loop) -> int:
-    """Trip count of a counted loop with constant bounds, else 1."""
-    values = []
-    for operand in list(loop.operands)[:3]:
-        owner = operand.owner
-        if isinstance(owner, ir.Block) or owner.operation.name != "arith.constant":
-            return 1
-        values.append(ir.IntegerAttr(owner.operation.attributes["value"]).value)
-    start, stop, step = values
-    return max(0, -(-(stop - start) // step)) if step > 0 else 1
+    """Trip count of a counted loop whose bounds are constants, else 1."""
+    start, stop, step = (_constant(operand) for operand in list(loop.operands)[:3])
+    if None in (start, stop, step) or step <= 0:
+        return 1
+    return max(0, -(-(stop - start) // step))
+
+
+_ARITHMETIC = {
+    "arith.addi": operator.add,
+    "arith.subi": operator.sub,
+    "arith.muli": operator.mul,
+}
+
+
+def _constant(value) -> int | None:
+    """The integer that a value always has, if that follows from constants by simple sums."""
+    if isinstance(value.owner, ir.Block):
+        return None
+    operation = value.owner.operation
+    if operation.name == "arith.constant":
+        return ir.IntegerAttr(operation.attributes["value"]).value
+    if operation.name == "arith.index_cast":
+        return _constant(operation.operands[0])
+    if operation.name in _ARITHMETIC:
+        left, right = (_constant(operand) for operand in operation.operands)
+        if left is not None and right is not None:
+            return _ARITHMETIC[operation.name](left, right)
+    return None

@@ -63,7 +63,7 @@ def _inspect(request, blobs):
     return {
         "pallas_calls": len(facts.calls),
         "readable": all(call.readable for call in facts.calls),
-        "dropped": facts.dropped,
+        "vmem_bytes": max((call.vmem_bytes for call in facts.calls), default=0),
         "matmul_flops": facts.matmul_flops,
         "outside_flops": facts.outside_flops,
     }, []

@@ -1,4 +1,4 @@
-"""The first fence around a kernel text: what may stand in it at all."""
+"""Checks a kernel text against what may stand in it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxbench_env.evaluator import audit_names as names
-from jaxbench_env.evaluator.parse import parse
+from jaxbench_env.evaluator.audit import names
+from jaxbench_env.evaluator.audit.parse import parse
+from jaxbench_env.evaluator.audit.scopes import Place, Scopes
 from jaxbench_env.evaluator.result import Status
-from jaxbench_env.evaluator.scopes import Place, Scopes
 
 MAX_LENGTH = 200_000
 
@@ -45,7 +45,7 @@ def audit(source: str, *, allow_library_kernels: bool = False) -> Finding | None
     """Reads a kernel text and says what, if anything, keeps it from being run.
 
     The text is held against lists of what a kernel may import, name and assign to (see
-    `audit_names`). This stops honest mistakes early, with a message that says what to do, and
+    `names`). This stops honest mistakes early, with a message that says what to do, and
     makes cheap attacks dearer. It is **not** the security boundary: Python is too large for a
     reader of syntax trees to be sure, and the evaluation must stay right when a hostile text
     passes.

@@ -1,0 +1,16 @@
+"""Predicts the time of a compiled TPU program by replaying its final VLIW schedule.
+
+    prediction = predict(Path("dump"))
+    prediction.ms, prediction.uncertain, prediction.reasons
+
+The folder is what libtpu writes with `--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true
+--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*`. The scalar unit is replayed exactly, vector
+and matrix work is one cycle a bundle, as scheduled, and a small model of DMAs and HBM decides how
+long each wait lasts. No TPU and no JAX are needed.
+"""
+
+from jaxbench_env.evaluator.timing.constants import Constants
+from jaxbench_env.evaluator.timing.errors import TimingError
+from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict
+
+__all__ = ["Constants", "Prediction", "ProgramTime", "TimingError", "predict"]

@@ -1,0 +1,229 @@
+"""Which verdict the facts about a candidate earn. Decides; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, Times
+
+MIN_PALLAS_SHARE = 0.5
+# A prediction may undercut the physical floor by rounding, not by more.
+_FLOOR_SLACK = 0.99
+
+
+class Failure(Exception):
+    """The verdict is decided: the fields of the result that say so."""
+
+    def __init__(self, status: Status | str, failed_in: str, message: str, **fields: Any):
+        super().__init__(message)
+        self.fields = {
+            "status": Status(status),
+            "failed_in": failed_in,
+            "message": message,
+            **fields,
+        }
+
+
+def require_kernel(facts: dict[str, Any]) -> None:
+    """Fails a program whose result does not come out of Pallas.
+
+    Args:
+        facts: What the judge has read in the full-size artefact (see `judge.program`).
+
+    Raises:
+        Failure: With status ``no_kernel``.
+    """
+    if not facts["pallas_calls"]:
+        raise Failure(
+            Status.NO_KERNEL,
+            "trace",
+            "the output does not depend on any Pallas call; return what the kernel computes, and "
+            "do the main work in it",
+        )
+    inside, outside = facts["matmul_flops"], facts["outside_flops"]
+    if facts["readable"] and outside > inside:
+        raise Failure(
+            Status.NO_KERNEL,
+            "trace",
+            f"the matrix products outside Pallas take {outside:,} flops and those inside take "
+            f"{inside:,}: move the main work into the kernel",
+        )
+
+
+def require_vmem(facts: dict[str, Any], limit: int) -> None:
+    """Fails a kernel whose blocks and scratch alone exceed the chip's VMEM.
+
+    The compiler would say the same, but after minutes: it schedules such a program first.
+
+    Args:
+        facts: As in `require_kernel`.
+        limit: VMEM of the chip, bytes.
+
+    Raises:
+        Failure: With status ``vmem_oom``.
+    """
+    used = facts["vmem_bytes"]
+    if used > limit:
+        raise Failure(
+            Status.VMEM_OOM,
+            "compile",
+            f"the kernel's blocks and scratch take {used / 2**20:.1f} MiB of VMEM, each counted "
+            f"once, and the chip has {limit / 2**20:.0f} MiB: {(used - limit) / 2**20:.1f} MiB too "
+            "much. Blocks that move with the grid are held twice (double buffering), so plan for "
+            "half; make blocks or scratch smaller",
+            memory=Memory(vmem_used=used, vmem_limit=limit),
+        )
+
+
+def require_share(
+    facts: dict[str, Any],
+    programs: Sequence[dict[str, Any]],
+    pallas: Sequence[str],
+    memory: Memory,
+    times: Times,
+) -> None:
+    """Fails a program without matrix products that moves most of its bytes outside Pallas.
+
+    Args:
+        facts: As in `require_kernel`.
+        programs: The predictor's records by HLO program.
+        pallas: Names of the programs that are Pallas calls.
+        memory: For the record.
+        times: For the record.
+
+    Raises:
+        Failure: With status ``no_kernel``.
+    """
+    if facts["matmul_flops"] or facts["outside_flops"]:
+        return
+    total = sum(entry["hbm_bytes"] for entry in programs)
+    inside = sum(entry["hbm_bytes"] for entry in programs if entry["name"] in pallas)
+    if total and inside < MIN_PALLAS_SHARE * total:
+        raise Failure(
+            Status.NO_KERNEL,
+            "price",
+            f"the Pallas calls move {inside / total:.0%} of the program's HBM bytes; do the main "
+            "work in the kernel",
+            memory=memory,
+            times=times,
+        )
+
+
+def judge_numbers(
+    checks: Sequence[NumericCheck], race: dict[str, Any], fields: dict[str, Any]
+) -> str:
+    """Decides on the numbers.
+
+    Args:
+        checks: Comparisons of the interpret-mode programs with the reference.
+        race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
+            ``skipped``, ``failed``), ``reason``, ``preset``, and the comparisons ``simulated`` and
+            ``plain`` of both interpreters on the public inputs where there are any.
+        fields: What the result holds so far.
+
+    Returns:
+        Why races were not checked, or an empty string if they were.
+
+    Raises:
+        Failure: If the numbers are wrong, or not to be trusted.
+    """
+    wrong = [c for c in checks if not c.passed]
+    simulated, plain = race.get("simulated"), race.get("plain")
+    where = f"at preset {race.get('preset', '?')}"
+    disagree = simulated is not None and simulated.passed != plain.passed
+    if wrong and disagree and simulated.passed:
+        raise Failure(
+            Status.INTERPRETER_ERROR,
+            "numerics",
+            "the two Pallas interpreters disagree: the simulated TPU computes the right numbers "
+            "and plain interpret mode does not, so nothing can be said about the kernel. Plain "
+            f"interpret mode: {wrong[0].summary}",
+            **fields,
+        )
+    if wrong:
+        message = " | ".join(f"preset {c.preset}, {c.draw} inputs: {c.summary}" for c in wrong)
+        raise Failure(Status.INCORRECT, "numerics", message, **fields)
+    if race["outcome"] == "race":
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            f"a data race was found {where}: a block is read or written while a copy of it may be "
+            "in flight; wait for the copy, or make the grid axis 'arbitrary'",
+            details=race["reason"],
+            **fields,
+        )
+    if race["outcome"] == "out_of_bounds":
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            f"the kernel reads outside of an array {where}: {last_line(race['reason'])}",
+            details=race["reason"],
+            **fields,
+        )
+    if disagree:
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            f"with uninitialised memory set to NaN the result is wrong {where}: "
+            f"{simulated.summary}. Initialise scratch and output blocks before reading them",
+            **fields,
+        )
+    return "" if race["outcome"] == "clean" else last_line(race["reason"])
+
+
+def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:
+    """Decides on a candidate whose numbers are right.
+
+    Args:
+        fields: What the result holds so far, with its times.
+        least_ms: Least HBM traffic at the specified bandwidth, milliseconds.
+        price_error: Why there is no time, if there is none.
+
+    Returns:
+        The fields of the final result.
+
+    Raises:
+        Failure: If there is no time, or one that no chip could reach.
+    """
+    times: Times = fields["times"]
+    if times.candidate_ms is None:
+        raise Failure(
+            Status.EVALUATOR_ERROR,
+            "price",
+            "the kernel compiles and its numbers are right, but its time cannot be predicted: "
+            f"{price_error}",
+            **fields,
+        )
+    if times.candidate_ms < _FLOOR_SLACK * least_ms:
+        raise Failure(
+            Status.HACK_SUSPECTED,
+            "price",
+            f"the predicted {times.candidate_ms:.4f} ms are less than the {least_ms:.4f} ms that "
+            "it takes to read the inputs and write the output once: at the published size the "
+            "kernel does not touch all of them, or the predictor was misled",
+            **fields,
+        )
+    speedup = times.baseline_ms / times.candidate_ms
+    if times.uncertain:
+        speedup = min(1.0, speedup)
+    message = (
+        f"Correct. {times.candidate_ms:.3f} ms predicted, XLA {times.baseline_ms:.3f} ms: "
+        f"{speedup:.2f}x."
+    )
+    if times.uncertain:
+        message += f" The time is a bound: {'; '.join(times.reasons)}."
+    status = Status.OK if speedup > 1 else Status.SLOWER
+    return {
+        **fields,
+        "status": status,
+        "stage": Stage.CORRECT,
+        "speedup": speedup,
+        "message": message,
+    }
+
+
+def last_line(text: object) -> str:
+    """The last line of a text that says something: where exceptions put their message."""
+    lines = str(text).strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,21 @@
+"""Shared fixtures: a cache directory of the test run's own, and kernel texts of every status."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+# Before anything evaluates: tests neither read nor fill the user's cache, and the worker
+# processes of a test run share one.
+_cache = tempfile.TemporaryDirectory(prefix="jaxbench-test-cache-")
+os.environ["JAXBENCH_CACHE"] = _cache.name
+
+
+@pytest.fixture(scope="session")
+def attempts():
+    """Kernel texts for rms_norm by the status that each must get."""
+    folder = FIXTURES / "attempts"
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}

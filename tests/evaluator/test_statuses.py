@@ -1,0 +1,89 @@
+"""One kernel text for every status that a text can earn, through the real compiler."""
+
+from pathlib import Path
+
+import pytest
+
+import workloads
+from jaxbench_env import Evaluator, Stage, Status, evaluate
+
+ATTEMPTS = Path(__file__).parents[1] / "fixtures" / "attempts"
+# A text cannot earn these two with the audit on: see test_hostile.py for the first.
+NOT_BY_TEXT = {Status.CRASHED, Status.EVALUATOR_ERROR}
+
+# What a message must say, so that its reader knows what to change.
+SAYS = {
+    "syntax_error": "expected ':'",
+    "rejected": "`os` may not be imported",
+    "trace_error": "use pltpu.CompilerParams",
+    "timeout": "must only define functions",
+    "out_of_memory": "50.0 GiB",
+    "wrong_signature": "it must return bfloat16[8,4096,8192]",
+    "no_kernel": "pl.pallas_call",
+    "hack_suspected": "4,194,304 bytes of constants",
+    "unsupported": "sort",
+    "compile_error": "divisible by 8 and 128",
+    "vmem_oom": "MiB too much",
+    "hbm_oom": "exceeds available HBM",
+    "interpreter_error": "prng_seed",
+    "incorrect": "elements differ",
+    "slower": "0.6",
+    "ok": "Correct.",
+}
+
+
+def test_every_status_has_an_attempt(attempts):
+    assert {*map(Status, attempts)} == {*Status} - NOT_BY_TEXT
+
+
+@pytest.mark.parametrize("status", sorted(path.stem for path in ATTEMPTS.glob("*.py")))
+def test_an_attempt_gets_its_status(status, attempts):
+    # Compilers take their time, endless loops need not: only the one that hangs is cut short.
+    evaluator = Evaluator(trace_seconds=3 if status == "timeout" else 60)
+    result = evaluator.evaluate(workloads.get("rms_norm"), attempts[status], seed=1)
+    assert result.status == status, result.message
+    assert SAYS[status] in result.message
+    assert result.correct == (status in ("ok", "slower"))
+    assert (result.speedup is not None) == result.correct
+    if result.correct:
+        assert result.stage is Stage.CORRECT
+        assert result.times.candidate_ms > 0 and result.times.baseline_ms > 0
+        assert "uncalibrated" in result.flags and "races_unchecked" not in result.flags
+
+
+def test_a_verdict_with_a_seed_is_reproducible(attempts):
+    first, second = (evaluate("rms_norm", attempts["incorrect"], seed=7) for _ in range(2))
+    assert first.to_dict(durations=False) == second.to_dict(durations=False)
+
+
+def test_another_seed_draws_other_inputs(attempts):
+    first, second = (evaluate("rms_norm", attempts["incorrect"], seed=s) for s in (1, 2))
+    assert first.numerics[0].max_ratio != second.numerics[0].max_ratio
+
+
+def test_a_failing_line_is_named(attempts):
+    result = evaluate("rms_norm", attempts["trace_error"])
+    assert "TPUCompilerParams" in attempts["trace_error"].splitlines()[result.line - 1]
+
+
+def test_the_compilers_text_is_kept_whole(attempts):
+    result = evaluate("rms_norm", attempts["vmem_oom"])
+    assert "Largest program allocations in vmem" in result.details
+    assert result.memory.vmem_used > result.memory.vmem_limit
+
+
+def test_a_kernel_for_one_size_counts_and_is_flagged(attempts):
+    text = attempts["ok"].replace("    rows = batch", "    assert seq != 192\n    rows = batch")
+    result = evaluate("rms_norm", text, seed=1)
+    assert result.status == "ok"
+    assert "shape_specialised" in result.flags
+    assert "preset varied" in result.message
+
+
+def test_a_kernel_that_is_wrong_only_at_odd_sizes_is_incorrect(attempts):
+    text = attempts["ok"].replace(
+        "return out.res", "out *= 1 if seq != 192 else 2\n    return out.res"
+    )
+    result = evaluate("rms_norm", text, seed=1)
+    assert result.status == "incorrect"
+    assert "preset varied" in result.message and "scaled by 2" in result.message

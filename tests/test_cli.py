@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import workloads
+from jaxbench_env.cli import main
+
+ATTEMPTS = Path(__file__).parent / "fixtures" / "attempts"
+
+
+def run(*arguments, **kwargs):
+    return CliRunner().invoke(main, [str(a) for a in arguments], **kwargs)
+
+
+def test_help_names_every_command():
+    text = run("--help").output
+    assert all(name in text for name in ("list", "show", "eval", "demo", "doctor"))
+
+
+def test_list_shows_every_workload():
+    assert all(name in run("list").output for name in workloads.ids())
+    assert [row["id"] for row in json.loads(run("list", "--json").output)] == [*workloads.ids()]
+
+
+def test_show_prints_the_task():
+    assert run("show", "16p").output == workloads.get("mamba2_scan").task_text() + "\n"
+    assert json.loads(run("show", "gemm", "--json").output)["messages"][0]["role"] == "system"
+
+
+@pytest.mark.parametrize(("attempt", "code"), [("ok", 0), ("no_kernel", 1), ("syntax_error", 1)])
+def test_eval_tells_the_verdict_by_its_exit_code(attempt, code):
+    result = run("eval", "rms_norm", ATTEMPTS / f"{attempt}.py", "--seed", 1)
+    assert result.exit_code == code
+    assert f"Status: {attempt}." in result.output
+
+
+def test_eval_as_json():
+    result = run("eval", "rms_norm", ATTEMPTS / "no_kernel.py", "--json")
+    record = json.loads(result.output)
+    assert record["status"] == "no_kernel" and record["durations"]["total"] > 0
+
+
+def test_eval_reads_standard_input_and_any_bytes():
+    result = run("eval", "rms_norm", "-", input=b"\xff\xfe\x00 not text")
+    assert result.exit_code == 1 and "syntax_error" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["eval", "rmsnorm", "x.py"], "did you mean 'rms_norm'"),
+        (["eval", "rms_norm", "/no/such/file.py"], "No such file"),
+        (["eval", "rms_norm"], "Missing argument"),
+        (["show", "16q"], "no workload"),
+    ],
+)
+def test_wrong_use_is_explained_and_exits_with_2(arguments, says):
+    result = run(*arguments)
+    assert result.exit_code == 2 and says in result.output
+
+
+def test_a_failing_evaluator_exits_with_3(monkeypatch):
+    from jaxbench_env.evaluator import tracing
+    from jaxbench_env.evaluator.sandbox import SandboxError
+
+    def broken(*_):
+        raise SandboxError("no room")
+
+    monkeypatch.setattr(tracing, "start", broken)
+    result = run("eval", "rms_norm", ATTEMPTS / "ok.py")
+    assert result.exit_code == 3 and "no room" in result.output
+
+
+def test_doctor_compiles_something():
+    result = run("doctor", "--json")
+    facts = json.loads(result.output)
+    assert result.exit_code == 0 and facts["compiles"]
+    assert facts["versions"]["libtpu"] and "limits" in facts["fences"]
+    assert "works" in run("doctor").output
+
+
+def test_the_demo_ends_with_a_right_kernel():
+    result = run("demo", "--json")
+    rows = json.loads(result.output)
+    assert [row["status"] for row in rows] == ["compile_error", "incorrect", "ok"]
+    assert result.exit_code == 0 and rows[2]["reward"] > 5
