@@ -58,7 +58,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     - ``attempt``: attempts made so far, 0 to `max_attempts`.
 
     Reward: the reward function of this attempt's outcome alone. `info["result"]` is the verdict
-    as a dict, `info["best"]` the best correct attempt so far (or None). `terminated` after
+    as a dict without the fields that are None (`EvalResult.from_dict` reads it), `info["best"]`
+    the best correct attempt so far; both are empty where there is none. `terminated` after
     `max_attempts`. Wall-clock durations are only in `last_result`, so that a step is a function of
     seed and text.
     """
@@ -103,7 +104,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._reward = rewards.get(reward)
         self._task = self.workload.task_text(target)
         self.last_result: EvalResult | None = None
-        self._feedback, self._attempt, self._best = "", 0, None
+        self._feedback, self._attempt, self._best = "", 0, {}
         self._over = True
         self.action_space = SourceText(MAX_LENGTH, examples=examples or None)
         self.observation_space = spaces.Dict(
@@ -139,7 +140,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise ValueError(f"unknown options: {', '.join(map(str, options))}; none are known")
         self._baseline = self.evaluator.baseline(self.workload)
         self.last_result, self._feedback = None, ""
-        self._attempt, self._best, self._over = 0, None, False
+        self._attempt, self._best, self._over = 0, {}, False
         if self.render_mode == "human":
             self._print()
         return self._observation(), self._info()
@@ -161,7 +162,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._attempt += 1
         self._over = self._attempt >= self.max_attempts
         self.last_result, self._feedback = result, feedback(result, action)
-        if result.correct and (self._best is None or result.speedup > self._best["speedup"]):
+        if result.correct and result.speedup > self._best.get("speedup", 0.0):
             self._best = {
                 "attempt": self._attempt,
                 "speedup": result.speedup,
@@ -205,11 +206,13 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         }
 
     def _info(self) -> dict[str, Any]:
+        # Gymnasium's vector environments merge the dicts of their environments key by key. They
+        # fail where one has a number and another None, and are made for keys that are missing.
         result = self.last_result
         return {
             "workload": self.workload.id,
-            "result": result.to_dict(durations=False) if result else None,
-            "best": dict(self._best) if self._best else None,
+            "result": _known(result.to_dict(durations=False)) if result else {},
+            "best": dict(self._best),
         }
 
     def _text(self) -> str:
@@ -219,6 +222,15 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
     def _print(self) -> None:
         print(self._text(), flush=True)
+
+
+def _known(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the fields whose value is None, also in the records inside it."""
+    return {
+        name: _known(value) if isinstance(value, dict) else value
+        for name, value in record.items()
+        if value is not None
+    }
 
 
 def _positive(size: int) -> spaces.Box:

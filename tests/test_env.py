@@ -5,7 +5,7 @@ from gymnasium.utils.env_checker import check_env
 
 import jaxbench_env
 import workloads
-from jaxbench_env import KernelEnv, Status
+from jaxbench_env import EvalResult, KernelEnv, Status
 
 ID = "JAXBench/rms_norm"
 
@@ -31,7 +31,7 @@ def test_an_episode(attempts):
     observation, info = env.reset(seed=3)
     assert observation["attempt"] == 0 and observation["status"] == 0
     assert observation["task"] == workloads.get("rms_norm").task_text()
-    assert info == {"workload": "rms_norm", "result": None, "best": None}
+    assert info == {"workload": "rms_norm", "result": {}, "best": {}}
     assert observation["times"][1] > 0
 
     steps = [env.step(attempts[name]) for name in ("slower", "ok", "incorrect")]
@@ -46,6 +46,9 @@ def test_an_episode(attempts):
     assert info["best"]["attempt"] == 2 and info["best"]["source"] == attempts["ok"]
     assert info["best"]["speedup"] == pytest.approx(rewards[1])
     assert "durations" not in info["result"] and env.unwrapped.last_result.durations
+    assert EvalResult.from_dict(info["result"]).to_dict(durations=False) == (
+        env.unwrapped.last_result.to_dict(durations=False)
+    )
     assert (
         dict(zip(jaxbench_env.env.COUNTERS, observation["counters"], strict=True))["hbm_bytes"] > 0
     )
@@ -138,9 +141,12 @@ def test_vector_environments_work_as_they_are(mode, attempts):
     try:
         observations, _ = envs.reset(seed=0)
         assert observations["task"] == (workloads.get("rms_norm").task_text(),) * 2
-        observations, rewards, *_ = envs.step((attempts["ok"], attempts["no_kernel"]))
+        step = envs.step((attempts["ok"], attempts["no_kernel"]))
+        observations, rewards, _, _, infos = step
         assert rewards[0] > 1 == rewards[1]
         assert observations["status"].tolist() == [1 + Status.OK.rank, 1 + Status.NO_KERNEL.rank]
         assert "no_kernel" in observations["feedback"][1]
+        assert infos["result"]["speedup"][0] > 1
+        assert infos["result"]["_speedup"].tolist() == [True, False]
     finally:
         envs.close()
