@@ -8,7 +8,7 @@ from typing import Any
 from jaxbench_env.evaluator.audit import removed_names
 from jaxbench_env.evaluator.result import Status
 from jaxbench_env.evaluator.sandbox import Job, Limits, sandbox
-from jaxbench_env.evaluator.verdict import Failure
+from jaxbench_env.evaluator.verdict import Failure, last_line
 from workloads import DRAWS, Workload
 
 PUBLIC_SEED = 0  # inputs of the simulated run: the kernel's author may see them
@@ -123,7 +123,8 @@ class Trace:
                     found |= {"outcome": "failed", "reason": str(error)}
             return found
         ended = self.job.wait()
-        reason = f"the simulated run ended early ({ended.describe()})"
+        said = last_line(self.job.log())
+        reason = f"the simulated run ended early ({ended.describe()}) {said}".strip()
         return {"outcome": "failed", "reason": reason}
 
     def _error(self, event: dict[str, Any]) -> Failure:

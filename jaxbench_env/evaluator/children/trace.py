@@ -10,7 +10,6 @@ simulated run, ``done``; or ``error`` and the end.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import linecache
@@ -20,15 +19,11 @@ import traceback
 from types import MappingProxyType
 
 import jax
-import jax.experimental.topologies  # noqa: F401  (preloaded for the compile child)
 import jax.extend.core
-import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  (gives numpy the name bfloat16)
 import numpy as np
 from jax import export
-from jax._src.interpreters import mlir as _mlir  # noqa: F401  (preloaded: lowering imports it)
-from jax._src.pallas.mosaic import pallas_call_registration as _tpu_lowering  # noqa: F401
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu_interpreter
-from jax.experimental import pallas as pl  # noqa: F401
 from jax.experimental.pallas import tpu as pltpu
 
 FILE = "kernel.py"
@@ -309,7 +304,9 @@ def main(job: dict, box: str, tell) -> None:
     source = job["source"]
     linecache.cache[FILE] = (len(source), None, source.splitlines(True), FILE)
     device = jax.sharding.AbstractDevice(job["device_kind"], 1, "tpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
+    # Auto: explicit axes would make shardings part of every type.
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), auto, abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         try:
             traced = _artefacts(job, tell)
@@ -326,21 +323,10 @@ def main(job: dict, box: str, tell) -> None:
         # The smallest preset that traced is enough to see how the kernel uses its memory.
         name = next((n for n in job["simulate"] if n in traced), None)
         if name is not None:
+            preset = next(p for p in job["presets"] if p["name"] == name)
             inputs = [
-                jnp.asarray(_read_array(os.path.join(box, "in", f"{name}.{i}"), spec))
-                for i, spec in enumerate(
-                    next(p for p in job["presets"] if p["name"] == name)["args"]
-                )
+                np.fromfile(os.path.join(box, "in", f"{name}.{i}"), np.dtype(dtype)).reshape(shape)
+                for i, (shape, dtype) in enumerate(preset["args"])
             ]
             tell(event="race", preset=name, **_simulate(traced[name], inputs, job["max_steps"]))
     tell(event="done")
-
-
-@functools.cache
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(jnp.dtype(name))
-
-
-def _read_array(path: str, spec) -> np.ndarray:
-    shape, dtype = spec
-    return np.fromfile(path, _dtype(dtype)).reshape(shape)
