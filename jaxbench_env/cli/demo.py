@@ -41,12 +41,10 @@ def run(as_json: bool) -> int:
     for number, (what, name) in enumerate(ATTEMPTS, 1):
         console.rule(f"Attempt {number}: {what}")
         with waiting.status("Tracing, compiling for the TPU, checking numbers"):
-            observation, reward, terminated, _, info = env.step(_source(name))
+            observation, reward, terminated, _, _ = env.step(_source(name))
         console.print(observation["feedback"], markup=False, highlight=False, soft_wrap=True)
         console.print(f"Reward: {reward:.2f}   terminated: {terminated}", style="bold")
-        result = info["result"]
-        seconds = env.unwrapped.last_result.durations["total"]
-        rows.append({"attempt": what, "reward": reward, "seconds": seconds, **result})
+        rows.append({"attempt": what, "reward": reward, **env.unwrapped.last_result.to_dict()})
     env.close()
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -60,7 +58,7 @@ def run(as_json: bool) -> int:
                 _ms(times["candidate_ms"]),
                 _ms(times["baseline_ms"]),
                 f"{row['reward']:.2f}",
-                f"{row['seconds']:.1f} s",
+                f"{row['durations']['total']:.1f} s",
             )
         console.rule("Summary")
         console.print(table)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
+import functools
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -119,7 +122,8 @@ class Job:
     def __exit__(self, *_: object) -> None:
         """Ends the job and removes its directory."""
         self.cancel()
-        self.wait()
+        with contextlib.suppress(SandboxError):
+            self.wait()
         os.close(self._pipe)
         self._channel.close()
         shutil.rmtree(self.box, ignore_errors=True)
@@ -142,7 +146,7 @@ class Job:
         """Waits until nothing of the job is left, and says how it ended. Any thread may.
 
         Raises:
-            SandboxError: If the supervisor died.
+            SandboxError: If the supervisor died, or could not let the job in.
         """
         with self._waiting:
             if self._ended is None:
@@ -154,6 +158,8 @@ class Job:
                 except ValueError:
                     raise SandboxError("the supervisor of a sandboxed process died") from None
                 report["fences"] = tuple(report["fences"])
+                if not report.pop("entered"):
+                    raise SandboxError(f"the sandbox cannot be entered:\n{self.log()}")
                 self._ended = Ended(**report)
             return self._ended
 
@@ -241,6 +247,7 @@ class Sandbox:
             "box": str(box),
             "limits": asdict(limits),
             "visible": _visible_paths(),
+            "packages": _packages(),
             "env": dict(environment or {}),
         }
         try:
@@ -266,7 +273,7 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # -I and -S: no variable, no user directory and no .pth file decides what is imported.
         command = [sys.executable, "-I", "-S", "-B", str(CHILDREN / "zygote.py")]
-        command += [str(theirs.fileno()), ":".join(_package_directories())]
+        command += [str(theirs.fileno()), ":".join(_packages())]
         command += [str(CHILDREN / f"{role}.py") for role in ("trace", "compile")]
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **TPU_ENVIRONMENT}
         log = open(self._work / "zygote.log", "wb")
@@ -323,24 +330,45 @@ def _remove(path: Path) -> None:
         time.sleep(0.05)
 
 
-def _package_directories() -> list[str]:
-    """Where jax and what it needs are installed."""
-    found = []
-    for name in ("jax", "jaxlib", "numpy", "ml_dtypes", "libtpu", "flatbuffers", "opt_einsum"):
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
-            raise SandboxError(f"{name} is not installed; install jaxbench-env with its packages")
-        found.append(os.path.dirname(os.path.realpath(list(spec.submodule_search_locations)[0])))
-    return list(dict.fromkeys(found))
+@functools.cache
+def _packages() -> dict[str, list[str]]:
+    """What a job may import besides the standard library: directory -> names in it.
+
+    That is jax with all that it requires, and nothing else that happens to be installed.
+    """
+    found: dict[str, set[str]] = {}
+    todo, seen = ["jax", "jaxlib", "libtpu", "flatbuffers"], set()
+    while todo:
+        name = todo.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            if len(seen) <= 4:
+                raise SandboxError(f"{name} is not installed; install jax[tpu]") from None
+            continue  # a requirement for another platform or Python version
+        for requirement in distribution.requires or ():
+            if "extra ==" not in requirement:
+                todo.append(re.match(r"[\w.-]+", requirement)[0])
+        directory = os.path.realpath(distribution.locate_file(""))
+        names = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        found.setdefault(directory, set()).update(names or {key.replace("-", "_")})
+    return {
+        directory: sorted(n for n in names if os.path.exists(os.path.join(directory, n)))
+        for directory, names in found.items()
+    }
 
 
 def _visible_paths() -> list[str]:
-    """Directories that a job needs: the interpreter, jax and the system's libraries."""
-    wanted = [sys.prefix, sys.base_prefix, *_package_directories(), "/usr"]
-    wanted += ["/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"]
+    """Directories that a job needs besides packages: standard library and system libraries."""
+    wanted = [os.path.dirname(os.__file__), sysconfig.get_config_var("DESTSHARED")]
+    wanted += ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"]
     wanted += ["/sys/devices/system/cpu"]  # libtpu's allocator counts the processors there
     kept: list[str] = []
-    for path in sorted({os.path.normpath(p) for p in wanted if os.path.exists(p)}, key=len):
+    for path in sorted({os.path.normpath(p) for p in wanted if p and os.path.exists(p)}, key=len):
         if not any(path.startswith(parent + "/") for parent in kept):
             kept.append(path)
     return kept

@@ -34,8 +34,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 
 # Users that no file belongs to: systemd's range for dynamic users.
 FIRST_UID, UIDS = 61184, 4000
-# Parts of an installation that a job must not see, if they are installed beside jax.
-HIDDEN = ("jaxbench_env", "workloads", "baselines", "reward")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,12 +78,13 @@ def _enter_namespaces(fences: list[str]) -> None:
             pass
 
 
-def _private_root(box: str, visible: list[str]) -> None:
+def _private_root(box: str, visible: list[str], packages: dict[str, list[str]]) -> None:
     """Changes the root to one that holds Python, jax and the job's own directory, read-only.
 
     Args:
         box: The job's directory; it becomes ``/box`` and is the only place that can be written.
         visible: Directories that keep their names.
+        packages: Directories of which only the named entries are there.
     """
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", "none", MS_REC | MS_PRIVATE)
@@ -112,17 +111,17 @@ def _private_root(box: str, visible: list[str]) -> None:
 
     for path in visible:
         bind(path)
-    for name in HIDDEN:
-        for path in sys.path:
-            hidden = root + os.path.join(path, name)
-            if os.path.isdir(hidden):
-                _mount("none", hidden, "tmpfs", MS_RDONLY)
+    for directory, names in packages.items():
+        os.makedirs(root + directory, exist_ok=True)
+        _mount("none", root + directory, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+        for name in names:
+            bind(os.path.join(directory, name))
     for device in ("null", "zero", "urandom", "random"):
         bind(f"/dev/{device}", read_only=False)
-    os.makedirs(root + "/dev/shm")
-    os.makedirs(root + "/tmp", mode=0o1777)
+    os.makedirs(root + "/dev/shm", exist_ok=True)
+    os.makedirs(root + "/tmp", exist_ok=True)
     bind(box, read_only=False)
-    os.mkdir(root + "/proc")
+    os.makedirs(root + "/proc", exist_ok=True)
     try:
         _mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV)
     except OSError:
@@ -186,11 +185,13 @@ def _readable_as(uid: int, path: str) -> bool:
 # --------------------------------------------------------------------------- one job's process
 
 
-def _job(request: dict, module, box: str, uid: int | None, rooted: bool, say: int) -> None:
+def _job(
+    request: dict, module, box: str, uid: int | None, rooted: bool, say: int, ready: int
+) -> None:
     """Runs in the sandbox: restricts itself and calls the module's `main`."""
     limits = request["limits"]
     if rooted:
-        _private_root(box, request["visible"])
+        _private_root(box, request["visible"], request["packages"])
         box = "/box"
     os.chdir(box + "/out")
     log = os.open("../log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -209,6 +210,8 @@ def _job(request: dict, module, box: str, uid: int | None, rooted: bool, say: in
 
     with open(box + "/job.json") as file:
         job = json.load(file)
+    os.write(ready, b"1")
+    os.close(ready)
     module.main(job, box, tell)
 
 
@@ -372,13 +375,18 @@ def _supervise(request: dict, module, channel: socket.socket, say: int) -> None:
     for name, value in request["env"].items():
         os.environ[name] = value
     started = time.monotonic()
+    entered, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
         channel.close()
-        _run_job(request, module, box, uid, rooted, say)
+        os.close(entered)
+        _run_job(request, module, box, uid, rooted, say, ready)
     os.close(say)
+    os.close(ready)
     report = _watch(pid, box, request["limits"], channel)
     report.update(fences=fences, seconds=time.monotonic() - started)
+    # Nothing hostile runs before this is written, so the job cannot blame the sandbox.
+    report["entered"] = os.read(entered, 1) == b"1" or report["killed"] == "cancelled"
     if os.path.isdir(box + "/root"):
         shutil.rmtree(box + "/root", ignore_errors=True)
     channel.sendall(json.dumps(report).encode() + b"\n")
