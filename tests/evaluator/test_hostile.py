@@ -69,6 +69,12 @@ def test_harm_has_its_status_and_the_next_evaluation_works(head, status, says):
     assert verdict("").status == "no_kernel"
 
 
+@pytest.mark.parametrize("victim", ["0", "os.getppid()", "-1"])
+def test_killing_others_does_not_reach_the_evaluator(victim):
+    result = verdict(f"import os\ntry: os.kill({victim}, 9)\nexcept OSError: pass")
+    assert result.status in ("no_kernel", "crashed")
+
+
 def test_a_fork_bomb_ends_and_leaves_nothing(active):
     before = _processes()
     result = verdict(

@@ -189,6 +189,7 @@ def _job(
     request: dict, module, box: str, uid: int | None, rooted: bool, say: int, ready: int
 ) -> None:
     """Runs in the sandbox: restricts itself and calls the module's `main`."""
+    os.setsid()  # a signal to its own process group must not reach the supervisor
     limits = request["limits"]
     if rooted:
         _private_root(box, request["visible"], request["packages"])
