@@ -46,6 +46,9 @@ def weights(
 ) -> np.ndarray:
     """A weight (inner, columns) for `features`: scaled such that no result grows with `inner`.
 
+    In `nominal` every column sums to zero, lest the mean of x, the same for every row, make up
+    most of the results.
+
     Args:
         rng: The generator.
         inner: Length of the sums.
@@ -55,11 +58,13 @@ def weights(
         common: Standard deviation over the rows of what all results of a row have in common.
             Without it, a sum over a row averages everything away that x has to say.
     """
-    mean, std = (0.5, 12**-0.5) if draw == "nominal" else (0.3, 0.5)
-    rms = 0.5 if draw == "structured" else (mean**2 + std**2) ** 0.5
+    std = 12**-0.5 if draw == "nominal" else 0.5
+    rms = (0.3**2 + 0.5**2) ** 0.5 if draw == "shifted" else std
     weight = rng.standard_normal((inner, columns), np.float32)
     weight *= np.float32(own / rms / inner**0.5)
-    if draw == "structured":
+    if draw == "nominal":
+        weight -= weight.mean(axis=0)
+    elif draw == "structured":
         weight *= blocks(rng, columns)
     shared = rng.standard_normal((inner, 1), np.float32)
     return weight + np.float32(common / std / inner**0.5) * (shared - shared.mean())

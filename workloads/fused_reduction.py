@@ -222,7 +222,7 @@ sequence(
     upstream_name="Matmul_Dropout_Softmax",
     problem=66,
     summary="A linear layer, then softmax over each row. The dropout is not applied.",
-    generate=_linear(own=0.7, common=0),
+    generate=_linear(own=0.5, common=0, bias=0.3, shift=0.2, layout="NK"),
     arguments=("x", "weight:NK", "bias"),
     published_names={"dropout_p": 0.2},
     tolerance=Tolerance(rel=3.5e-2),
@@ -261,6 +261,6 @@ sequence(
     upstream_name="Matmul_GELU_Softmax",
     problem=99,
     summary="A linear layer, gelu (the form by tanh), then softmax over each row.",
-    generate=_linear(common=0),
+    generate=_linear(own=0.7, common=0, shift=0.3),
     tolerance=Tolerance(rel=4.6e-2),
 )

@@ -48,8 +48,8 @@ def _generate_swiglu(rng: np.random.Generator, preset: Preset, draw: str) -> dic
     """Gates that reach both the flat and the straight part of silu, results of RMS near one.
 
     The published draw (standard normal times 0.02) is kept up to the scales. `shifted` moves the
-    means of x and of all kernels; `structured` gives blocks of rows of x and of all kernels'
-    columns their own magnitude, and shuts every third block of hidden features: gates far below
+    means of x and of all kernels; `structured` gives blocks of rows of x and of hidden features
+    their own magnitude, and shuts every third block of hidden features: gates far below
     zero, behind which a kernel may not let anything through.
     """
     (_, seq, dim), hidden = preset.args["x"].shape, preset.args["gate_kernel"].shape[1]
@@ -63,9 +63,8 @@ def _generate_swiglu(rng: np.random.Generator, preset: Preset, draw: str) -> dic
         up += np.float32(5 / dim)
         down = np.float32(2) * down + np.float32(1 / hidden)
     elif draw == "structured":
-        x = np.float32(0.5) * (1 + x) * draws.blocks(rng, seq, 64)[:, None]
+        x = np.float32(0.5) * (1 + x) * draws.blocks(rng, seq, 64)[:, None] ** np.float32(0.5)
         up *= draws.blocks(rng, hidden)
-        down *= draws.blocks(rng, dim)
         shut = np.arange(hidden) // 128 % 3 == 1
         gate -= np.float32(16 / dim) * shut
     return {"x": x, "gate_kernel": gate, "up_kernel": up, "down_kernel": down}
@@ -123,6 +122,7 @@ register(
         generate=_generate_swiglu,
         flops=lambda s: 6 * s["B"] * s["S"] * s["E"] * s["M"],
         flops_useful=lambda s: 6 * s["B"] * s["S"] * s["E"] * s["M"],
-        tolerance=Tolerance(rel=2.5e-2),
+        # Three roundings to bfloat16 before the last product: XLA's own worst element is 2.5e-2 off.
+        tolerance=Tolerance(rel=4e-2),
     )
 )
