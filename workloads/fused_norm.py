@@ -119,14 +119,16 @@ def matmul_batch_norm_bias_add_divide_swish(
 _SCALES = {"gn_weight", "bn_weight", "in_weight", "bn_scale", "multiply_weight"}
 
 
-def _normalised(own: float = 1.0, common: float = 0.7, layout: str = "NK", **spreads) -> Generate:
+def _normalised(
+    own: float = 1.0, common: float = 0.7, layout: str = "NK", **spreads: float
+) -> Generate:
     """Makes a generator for x, the weight and vectors named as in the reference.
 
     The published weights and biases are zeros and the scales ones, so that the norms divide zero
     by the square root of epsilon (31k: weights and biases of size one). Here results have an RMS of
     `own` besides what all results of a row have in common, `common`, so that their mean is not
-    zero. Scales spread around one, variances lie between a half and two, and every other vector
-    spreads around zero by 0.5, or as `spreads` says.
+    zero. Scales spread around one by 0.3, variances lie between a half and two, and every other
+    vector spreads around zero by 0.5, or as `spreads` says.
 
     `shifted` has results half again as large, vectors half a spread higher and smaller scales;
     `structured` has blocks of rows and columns of different magnitude and rows of a single
@@ -138,7 +140,7 @@ def _normalised(own: float = 1.0, common: float = 0.7, layout: str = "NK", **spr
         if name == "bn_var":
             return rng.uniform(0.5, 2, size).astype(np.float32) * np.float32(2 if shifted else 1)
         if name in _SCALES:
-            return draws.normal(rng, size, 0.7 if shifted else 1, 0.3)
+            return draws.normal(rng, size, 0.7 if shifted else 1, spreads.get(name, 0.3))
         spread = spreads.get(name, 0.5)
         return draws.normal(rng, size, 0.5 * spread if shifted else 0, spread)
 
@@ -216,7 +218,8 @@ sequence(
         "A linear layer, group normalisation and minimum of each row; the result is the outer "
         "sum of a bias and these minima."
     ),
-    generate=_normalised(bias=1.0),
+    # Small spreads, so that the minimum may be at any feature and not only at a few.
+    generate=_normalised(bias=1.0, gn_weight=0.1, gn_bias=0.2),
     arguments=("x", "weight:NK", "linear_bias", "gn_weight", "gn_bias", "bias:1N11"),
     sizes=grouped(16),
     constants={"group_size": 16, "eps": 1e-5},

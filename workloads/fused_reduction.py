@@ -130,6 +130,26 @@ def _linear(
     return generate
 
 
+def _generate_clamped(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """Rows that reach both clamps, and log-sum-exps of either sign.
+
+    The published zeros give log(N) for any x. With `nominal` and `structured` inputs (see
+    `_linear`) whole rows lie above the upper clamp. There mish is the identity, and below the lower
+    clamp nothing counts beside the rest. `shifted` therefore lowers the bias until log-sum-exps
+    are spread around zero, where most terms are at the lower clamp and mish bends most.
+    """
+    (rows, inner), columns = preset.args["x"].shape, preset.args["weight"].shape[0]
+    own, common, bias, mean = (0.5, 0.8, 0.4, 0.0)
+    if draw == "shifted":
+        own, common, bias = 0.3, 0.5, 0.3
+        mean = -(np.log(columns) + 3) / 4
+    return {
+        "x": draws.features(rng, rows, inner, draw),
+        "weight": draws.weights(rng, inner, columns, draw, own=own, common=common).T,
+        "bias": draws.normal(rng, columns, mean, bias),
+    }
+
+
 def _generate_gemm_sigmoid_log_sum_exp(
     rng: np.random.Generator, preset: Preset, draw: str
 ) -> dict[str, np.ndarray]:
@@ -185,7 +205,7 @@ sequence(
         "A linear layer scaled, added to itself and clipped, its log-sum-exp l over each row, "
         "then l * mish(l)."
     ),
-    generate=_linear(layout="NK"),
+    generate=_generate_clamped,
     arguments=("x", "weight:NK", "bias"),
     published_sizes=HIDDEN,
     constants={"scale": 2.0, "clamp_min": -10.0, "clamp_max": 10.0},
@@ -213,7 +233,7 @@ sequence(
     upstream_name="Matmul_Sigmoid_Sum",
     problem=56,
     summary="A linear layer, sigmoid, then the sum of each row.",
-    generate=_linear(common=1.5, bias=1.5),
+    generate=_linear(own=0.7, common=1.5, bias=1.2),
     published_sizes=HIDDEN,
 )
 sequence(
@@ -222,7 +242,7 @@ sequence(
     upstream_name="Matmul_Dropout_Softmax",
     problem=66,
     summary="A linear layer, then softmax over each row. The dropout is not applied.",
-    generate=_linear(own=0.5, common=0, bias=0.3, shift=0.2, layout="NK"),
+    generate=_linear(own=0.4, common=0.3, bias=0.3, shift=0.2, layout="NK"),
     arguments=("x", "weight:NK", "bias"),
     published_names={"dropout_p": 0.2},
     tolerance=Tolerance(rel=3.5e-2),
@@ -261,6 +281,6 @@ sequence(
     upstream_name="Matmul_GELU_Softmax",
     problem=99,
     summary="A linear layer, gelu (the form by tanh), then softmax over each row.",
-    generate=_linear(own=0.7, common=0, shift=0.3),
+    generate=_linear(own=0.7, common=0.3, shift=0.2),
     tolerance=Tolerance(rel=4.6e-2),
 )

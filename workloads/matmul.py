@@ -63,7 +63,7 @@ def _generate_swiglu(rng: np.random.Generator, preset: Preset, draw: str) -> dic
         up += np.float32(5 / dim)
         down = np.float32(2) * down + np.float32(1 / hidden)
     elif draw == "structured":
-        x = np.float32(0.5) * (1 + x) * draws.blocks(rng, seq, 64)[:, None] ** np.float32(0.5)
+        x = np.float32(0.5) * (1 + x) * np.cbrt(draws.blocks(rng, seq, 64))[:, None]
         up *= draws.blocks(rng, hidden)
         shut = np.arange(hidden) // 128 % 3 == 1
         gate -= np.float32(16 / dim) * shut
@@ -122,7 +122,7 @@ register(
         generate=_generate_swiglu,
         flops=lambda s: 6 * s["B"] * s["S"] * s["E"] * s["M"],
         flops_useful=lambda s: 6 * s["B"] * s["S"] * s["E"] * s["M"],
-        # Three roundings to bfloat16 before the last product: XLA's own worst element is 2.5e-2 off.
-        tolerance=Tolerance(rel=4e-2),
+        # Three roundings before the last product: XLA's own worst element is off by 3e-2.
+        tolerance=Tolerance(rel=4.5e-2),
     )
 )
