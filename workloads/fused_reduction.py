@@ -258,6 +258,7 @@ sequence(
     ),
     generate=_linear(own=0.25, common=0.5, bias=0.15),
     published_names={"max_dim": 1},
+    flops_useful=product_flops,  # none in the published form, which is zero
     published_reference=published_gemm_max_subtract_gelu,
 )
 sequence(

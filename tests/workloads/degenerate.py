@@ -33,7 +33,7 @@ def run(workload_id, inputs, dtype=None):
         return np.asarray(_reference(workload_id)(*arrays)).astype(np.float64)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=20)
 def evaluate(workload_id, draw, seed):
     """Inputs in the workload's dtypes, as float32, the reference, and XLA's own result."""
     inputs = workloads.get(workload_id).inputs(PRESET, draw, seed)
