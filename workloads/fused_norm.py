@@ -156,7 +156,7 @@ def _normalised(
                 w = draws.weights(rng, inner, columns, draw, own=own * factor, common=common)
                 arrays[name] = w if layout == "KN" else w.T
             elif name == "scale":  # one number for the whole array
-                arrays[name] = rng.uniform(*((0.6, 0.8) if draw == "shifted" else (1.3, 1.6)), 1)
+                arrays[name] = rng.uniform(*((1.9, 2.3) if draw == "shifted" else (1.3, 1.6)), 1)
             elif name == "bias" and spec.shape == (1,):
                 arrays[name] = rng.uniform(*((0.9, 1.2) if draw == "shifted" else (0.4, 0.7)), 1)
             elif name != "x":

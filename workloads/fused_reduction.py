@@ -166,7 +166,7 @@ def _generate_gemm_sigmoid_log_sum_exp(
         "x": draws.features(rng, rows, inner, draw),
         "w1": draws.weights(rng, inner, hidden, draw, own=1.5 if shifted else 1, common=1.0).T,
         "b1": draws.normal(rng, hidden, 0.5 if shifted else 0, 1.0),
-        "w2": draws.weights(rng, hidden, columns, draw, own=1.0, common=1.5).T,
+        "w2": draws.weights(rng, hidden, columns, draw, own=1.0, common=2.0).T,
         "b2": draws.normal(rng, columns, -0.5 * np.log(columns) + (0.5 if shifted else 0), 1.0),
     }
 
@@ -191,7 +191,8 @@ sequence(
     upstream_name="Matmul_Sum_Max_AvgPool_LogSumExp_LogSumExp",
     problem=18,
     summary="A linear layer summed over each row; the reductions that follow change nothing.",
-    generate=_linear(layout="NK"),
+    # Only the bias's sum matters: it must not be near zero, nor its mean near one.
+    generate=_linear(offset=0.5, shift=-1.0, layout="NK"),
     arguments=("x", "weight:NK", "bias"),
     # The sum commutes with the product: x @ (sum of the rows of the weight).
     flops_useful=lambda s: 2 * s["M"] * s["K"] + s["K"] * s["N"],
