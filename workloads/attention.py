@@ -55,13 +55,15 @@ def _draw_heads(
     query_shape: tuple[int, ...],
     key_shape: tuple[int, ...],
     draw: str,
-    spread: float = 1.75,
+    spread: float = 1.6,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Query, key and value as (..., heads, S, D), for logits q.k / sqrt(D) of a given spread.
 
     With the published logits, of standard deviation 1 or far less, late rows are close to the mean
-    of all values before them. At the spread used here a row is a mean of few values, wherever in
+    of all values before them. At the spread used here a row is a mean of fewer values, wherever in
     the sequence they lie. A larger one would only magnify the rounding of the logits to bfloat16.
+    The values of a head vary about a vector of its own, so that late rows are not small beside
+    early ones and errors in them count.
 
     `shifted` moves the means of all three and rescales them. `structured` has keys and values that
     are alike within stretches of 64 positions, so that late rows select whole stretches, and a
@@ -72,22 +74,24 @@ def _draw_heads(
     query = rng.standard_normal(query_shape, np.float32)
     key = rng.standard_normal(key_shape, np.float32)
     value = rng.standard_normal(key_shape, np.float32)
+    centre = rng.standard_normal((*outer, 1, dim), np.float32)
     if draw == "shifted":
-        query = np.float32(spread / 2) * query + np.float32(0.25)
-        key = np.float32(2) * key + np.float32(0.25)
-        value = np.float32(3) * value + np.float32(1)
+        query = np.float32(spread / 2) * query + np.float32(0.2)
+        key = np.float32(2) * key + np.float32(0.2)
+        value = np.float32(2) * value + np.float32(3)
     elif draw == "structured":
-        stretches = (*outer, -(-seq // 64), dim)
-        common = rng.standard_normal((2, *stretches), np.float32).repeat(64, axis=-2)[..., :seq, :]
-        query *= np.float32(1.25 * spread)
-        key = np.float32(0.5) * key + np.float32(0.75) * common[0]
-        value = np.float32(0.5) * value + common[1]
-        # The same direction in all queries and in the first key: a logit of 5 on average.
+        stretches = (2, *outer, -(-seq // 64), dim)
+        common = rng.standard_normal(stretches, np.float32).repeat(64, axis=-2)[..., :seq, :]
+        query *= np.float32(spread)
+        key = np.float32(0.4) * key + common[0]
+        value = np.float32(0.4) * value + common[1] + centre
+        # The same direction in all queries and in the first key: a logit of about 3.
         sink = rng.choice(np.float32([-1, 1]), dim)
-        query += np.float32(0.4) * sink
-        key[..., 0, :] += np.float32(12.5 / dim**0.5) * sink
+        query += np.float32(0.3) * sink
+        key[..., 0, :] += np.float32(10 / dim**0.5) * sink
     else:
         query *= np.float32(spread)
+        value += centre
     return query, key, value
 
 
@@ -123,14 +127,14 @@ def _generate_flex(rng: np.random.Generator, preset: Preset, draw: str) -> dict[
     may read them.
     """
     shape, (heads, seq, _) = preset.args["q"].shape, preset.args["rel_pos_bias"].shape
-    q, k, v = _draw_heads(rng, shape, shape, draw, spread=1.2)
-    bias = rng.standard_normal((heads, seq, seq), np.float32)
+    q, k, v = _draw_heads(rng, shape, shape, draw, spread=1.1)
+    bias = np.float32(0.8) * rng.standard_normal((heads, seq, seq), np.float32)
     if draw == "shifted":
         bias += np.float32(0.5)
     elif draw == "structured":
         distance = np.subtract.outer(np.arange(seq), np.arange(seq)).astype(np.float32)
         slope = np.linspace(-1, 1, heads, dtype=np.float32)[:, None, None]
-        bias += np.where(distance < 0, np.float32(20), slope * (2 / seq) * distance)
+        bias += np.where(distance < 0, np.float32(20), slope * np.float32(1.5 / seq) * distance)
     return {"q": q, "k": k, "v": v, "rel_pos_bias": bias}
 
 

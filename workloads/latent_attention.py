@@ -67,7 +67,7 @@ def _generate_mla(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
         if name != "x"
     }
     x = rng.standard_normal(shapes["x"], np.float32)
-    arrays["q_up_proj"] *= np.float32(1.75)
+    arrays["q_up_proj"] *= np.float32(1.4)
     if draw == "shifted":
         x = np.float32(0.7) * x + np.float32(0.25)
         arrays["v_up_proj"] *= np.float32(2)
@@ -77,6 +77,8 @@ def _generate_mla(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
         x = np.float32(0.6) * x + np.float32(0.8) * common.repeat(64, axis=1)[:, :seq]
         share = np.linspace(0.5, 1.5, sizes["H"], dtype=np.float32).repeat(sizes["vd"])
         arrays["o_proj"] *= share[:, None]
+    else:
+        x += np.float32(0.5) * rng.standard_normal(shapes["x"][-1], np.float32)
     arrays["o_proj"] *= np.float32(2)
     return {"x": x, **arrays}
 

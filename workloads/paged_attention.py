@@ -88,9 +88,10 @@ def _pool(
     common = rng.standard_normal((2, count, pages_per_seq, 1, heads, dim), np.float32)
     key = np.float32(0.5) * rng.standard_normal(shape, np.float32) + np.float32(0.75) * common[0]
     value = np.float32(0.5) * rng.standard_normal(shape, np.float32) + common[1]
+    value += np.float32(0.5) * rng.standard_normal((heads, dim), np.float32)
     if draw == "shifted":
-        key = np.float32(0.5) * key + np.float32(0.25)
-        value = np.float32(3) * value + np.float32(1)
+        key = np.float32(0.5) * key + np.float32(0.1)
+        value = np.float32(2) * value + np.float32(2)
     elif draw == "structured":
         magnitude = rng.uniform(0.5, 2, (count, pages_per_seq, 1, 1, 1)).astype(np.float32)
         value *= magnitude

@@ -53,7 +53,7 @@ def _generate_triangle(
     n, _, channels = preset.args["pair_act"].shape
     weight = np.float32(channels**-0.5)
     act = rng.standard_normal((n, n, channels), np.float32)
-    act += np.float32(0.5) * rng.standard_normal((n, 1, channels), np.float32)
+    act += rng.standard_normal((n, 1, channels), np.float32)
     mask = (rng.random((n, n, 1)) < 0.8).astype(np.float32)
     magnitude = np.float32(2) ** rng.uniform(-1, 1, (n, 1, 1)).astype(np.float32)
     arrays = {
