@@ -78,8 +78,9 @@ def _pool(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys, values (pages, page_size, Hkv, D) and the table of their pages, a permutation.
 
-    The keys and values of a page are alike, so that a row selects pages. What lies behind the end
-    of a sequence is large and likely to be selected where it is read.
+    The keys and values of a page are alike, so that a row selects pages. The last value of a
+    sequence is larger than the others, so that its loss shows; what lies behind it is larger still
+    and likely to be selected where it is read.
     """
     pages_per_seq = preset.args["page_indices"].shape[1]
     slots, heads, dim = preset.config["page_size"], preset.config["Hkv"], preset.config["D"]
@@ -96,6 +97,8 @@ def _pool(
         magnitude = rng.uniform(0.5, 2, (count, pages_per_seq, 1, 1, 1)).astype(np.float32)
         value *= magnitude
     position = np.arange(pages_per_seq * slots).reshape(pages_per_seq, slots)
+    last = (position > 0) & (position == lengths[:, None, None] - 1)
+    value = np.where(last[..., None, None], np.float32(3) * value, value)
     behind = (position >= lengths[:, None, None])[..., None, None]
     key = np.where(behind, np.float32(4) * key, key)
     value = np.where(behind, np.float32(50) * value, value)
@@ -117,14 +120,17 @@ def _generate_paged(rng: np.random.Generator, preset: Preset, draw: str) -> dict
     lengths = _lengths(rng, preset, draw, least=1)
     k_pages, v_pages, table = _pool(rng, preset, draw, lengths)
     scale = np.float32(3 if draw == "shifted" else 1.5)
-    first = np.sort(rng.choice(rows, len(lengths), replace=False))
+    starts = np.arange(len(lengths))
+    if rows > len(lengths):
+        # The first sequence has at least two rows, so that no other one starts at its own number.
+        starts[1:] = 2 + np.sort(rng.choice(rows - 2, len(starts) - 1, replace=False))
     return {
         "queries": scale * rng.standard_normal((rows, heads, dim), np.float32),
         "k_pages": k_pages,
         "v_pages": v_pages,
         "kv_lens": lengths,
         "page_indices": table,
-        "cu_q_lens": np.append(first, rows),
+        "cu_q_lens": np.append(starts, rows),
     }
 
 
