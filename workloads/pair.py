@@ -66,9 +66,9 @@ def _generate_triangle(
         act = np.float32(0.7) * act + np.float32(0.3)
         scale = 2 + np.float32(0.5) * rng.standard_normal(channels, np.float32)
     elif draw == "structured":
-        magnitude = np.float32(10) ** rng.uniform(-2, 0, (n, 1, 1)).astype(np.float32)
-        present = np.arange(n) < n - n // 8
-        present[n // 3 : n // 3 + n // 16] = False
+        magnitude = np.float32(10) ** rng.uniform(-2.5, 0, (n, 1, 1)).astype(np.float32)
+        present = np.arange(n) < n - n // 16
+        present[n // 3 : n // 3 + n // 24] = False
         mask = (present[:, None] & present & (rng.random((n, n)) < 0.95)).astype(np.float32)
         mask = mask[..., None]
     act = np.where(mask == 0, 2 * act, act * magnitude)
