@@ -53,8 +53,11 @@ def _generate_mla(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     """Projections that keep the variance, and logits to which both parts contribute alike.
 
     The published factor 0.02 for all weights makes logits of a spread that depends on the sizes
-    (8 at the published ones); here every projection keeps its input's variance, except that of the
-    queries, which sets the spread of the logits. `shifted` adds a mean to x and so the same vector
+    (about 1.5 at the published ones, mostly by the rotary part, and 0.03 at `varied`). Here every
+    projection keeps its input's variance, except that of the queries, which sets the spread, and
+    all positions share a part of x, so that late rows are not small beside early ones.
+
+    `shifted` adds a mean to x and so the same vector
     to all rotary keys: logits that depend on the distance of two positions alone. `structured`
     gives each stretch of 64 positions an input in common, so that late rows select whole
     stretches, and every head its own share of the output.

@@ -87,25 +87,28 @@ def _pool(
     count = len(lengths)
     shape = (count, pages_per_seq, slots, heads, dim)
     common = rng.standard_normal((2, count, pages_per_seq, 1, heads, dim), np.float32)
-    key = np.float32(0.5) * rng.standard_normal(shape, np.float32) + np.float32(0.75) * common[0]
-    value = np.float32(0.5) * rng.standard_normal(shape, np.float32) + common[1]
+    # In place: at the published size each of the two takes a gigabyte.
+    key, value = rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
+    for array, share, part in ((key, 0.75, common[0]), (value, 1, common[1])):
+        array *= np.float32(0.5)
+        array += np.float32(share) * part
     value += np.float32(0.5) * rng.standard_normal((heads, dim), np.float32)
     if draw == "shifted":
-        key = np.float32(0.5) * key + np.float32(0.1)
-        value = np.float32(2) * value + np.float32(2)
+        key *= np.float32(0.5)
+        key += np.float32(0.1)
+        value *= np.float32(2)
+        value += np.float32(2)
     elif draw == "structured":
-        magnitude = rng.uniform(0.5, 2, (count, pages_per_seq, 1, 1, 1)).astype(np.float32)
-        value *= magnitude
+        value *= rng.uniform(0.5, 2, (count, pages_per_seq, 1, 1, 1)).astype(np.float32)
     position = np.arange(pages_per_seq * slots).reshape(pages_per_seq, slots)
-    last = (position > 0) & (position == lengths[:, None, None] - 1)
-    value = np.where(last[..., None, None], np.float32(3) * value, value)
-    behind = (position >= lengths[:, None, None])[..., None, None]
-    key = np.where(behind, np.float32(4) * key, key)
-    value = np.where(behind, np.float32(50) * value, value)
-    table = rng.permutation(count * pages_per_seq).reshape(count, pages_per_seq)
-    pooled = np.empty((2, count * pages_per_seq, slots, heads, dim), np.float32)
-    pooled[:, table.ravel()] = np.stack([key, value]).reshape(pooled.shape)
-    return pooled[0], pooled[1], table
+    value[(position > 0) & (position == lengths[:, None, None] - 1)] *= np.float32(3)
+    behind = position >= lengths[:, None, None]
+    key[behind] *= np.float32(4)
+    value[behind] *= np.float32(50)
+    table = rng.permutation(count * pages_per_seq)
+    order = np.argsort(table)
+    key, value = (a.reshape(-1, slots, heads, dim)[order] for a in (key, value))
+    return key, value, table.reshape(count, pages_per_seq)
 
 
 def _generate_paged(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
