@@ -1,13 +1,10 @@
 """The computations that are to be made fast: JAXBench's workloads as data and plain JAX."""
 
 from workloads import (  # noqa: F401  (each module registers its workloads)
-)
+    attention,
     fused_elementwise,
     fused_norm,
     fused_reduction,
-    matmul,
-    norm,
-    attention,
     latent_attention,
     matmul,
     norm,
