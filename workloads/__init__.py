@@ -1,6 +1,14 @@
 """The computations that are to be made fast: JAXBench's workloads as data and plain JAX."""
 
-from workloads import matmul, norm, scan  # noqa: F401  (each module registers its workloads)
+from workloads import (  # noqa: F401  (each module registers its workloads)
+    conv2d,
+    conv3d,
+    loss,
+    matmul,
+    moe,
+    norm,
+    scan,
+)
 from workloads.hardware import TARGETS, Chip, chip
 from workloads.registry import UnknownWorkload, every, get, ids, register
 from workloads.workload import DRAWS, PRESETS, ArraySpec, Preset, Tolerance, Workload
