@@ -78,27 +78,29 @@ def _uniform(rng: np.random.Generator, low, high, shape) -> np.ndarray:
 def _images(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.ndarray:
     """Images in which no sample, channel, row or column is like the others.
 
-    The published images are uniform on [0, 1): `shifted` keeps that. `nominal` is normal,
-    `structured` consists of patches of 16 x 16 pixels that have a level and a contrast each. In
-    all of them the samples have their own contrast, and it grows towards the last row and column,
-    so that statistics of some samples or of a part of the plane are not those of the whole, and a
-    last tile left out is missed.
+    `nominal` is normal, `shifted` is uniform around a positive level (the published images are
+    uniform on [0, 1)), `structured` consists of patches of 16 x 16 pixels that have a level and a
+    contrast each. In all of them contrast grows from sample to sample and towards the last row and
+    column, so that statistics of some samples or of a part of the plane are not those of the whole,
+    and a last tile left out is missed.
+
+    Levels are well below the contrast. After a norm, rounding counts by the ratio of the two.
     """
     batch, channels, height, width = shape
     if draw == "shifted":
-        x = 2 * rng.random(shape, np.float32)
+        x = np.float32(12**0.5) * (rng.random(shape, np.float32) - np.float32(0.4))
     else:
         x = _normal(rng, shape)
     if draw == "structured":
         patches = (batch, channels, -(-height // 16), -(-width // 16))
-        contrast, level = _uniform(rng, 0.25, 1.25, patches), _normal(rng, patches, 0.5)
+        contrast, level = _uniform(rng, 0.5, 1.25, patches), _normal(rng, patches, 0.3)
         contrast, level = (
             a.repeat(16, 2).repeat(16, 3)[:, :, :height, :width] for a in (contrast, level)
         )
         x = x * contrast + level
-    x *= np.linspace(0.75, 1.25, height, dtype=np.float32)[:, None]
-    x *= np.linspace(0.75, 1.25, width, dtype=np.float32)
-    return x * _uniform(rng, 0.5, 1.5, (batch, 1, 1, 1))
+    x *= np.linspace(0.7, 1.3, height, dtype=np.float32)[:, None]
+    x *= np.linspace(0.9, 1.1, width, dtype=np.float32)
+    return x * np.linspace(0.75, 1.25, batch, dtype=np.float32)[:, None, None, None]
 
 
 def _filters(rng: np.random.Generator, shape: tuple[int, ...], scale=1.0) -> np.ndarray:
@@ -143,9 +145,9 @@ def _generate_instance_norm(
     return {
         "x": _images(rng, preset.args["x"].shape, draw),
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None],
-        "conv_bias": _normal(rng, out, 0.5) * magnitude,
-        "in_weight": _normal(rng, out, 0.3, 1),
-        "in_bias": _normal(rng, out, 0.5),
+        "conv_bias": _uniform(rng, -0.5, 0.5, out) * magnitude,
+        "in_weight": _uniform(rng, 0.5, 1.5, out),
+        "in_bias": _uniform(rng, -0.8, 0.8, out),
     }
 
 
@@ -164,9 +166,9 @@ def _generate_batch_norm(
         "x": _images(rng, preset.args["x"].shape, draw),
         "conv_weight": _filters(rng, preset.args["conv_weight"].shape)
         * magnitude[:, None, None, None],
-        "conv_bias": _normal(rng, out, 0.7) * magnitude,
-        "bn_weight": _normal(rng, out, 0.3, 1),
-        "bn_bias": _normal(rng, out, 0.5),
+        "conv_bias": _uniform(rng, -0.8, 0.8, out) * magnitude,
+        "bn_weight": _uniform(rng, 0.5, 1.5, out),
+        "bn_bias": _uniform(rng, -0.8, 0.8, out),
     }
 
 
@@ -176,12 +178,16 @@ def _generate_gelu_pool(
     """Samples and channels with their own level, so that the means over the planes differ.
 
     All published filters are zero; with any others, means over planes of one distribution are
-    the same for all samples. The levels make up for that.
+    the same for all samples. The levels make up for that. The last two rows are three times as
+    bright as the others and the last two columns are negatives: without such a border a mean over
+    the plane cannot tell a filter from its mirror image, and hardly misses a row.
     """
     shape, out = preset.args["x"].shape, preset.config["Cout"]
-    level = _normal(rng, (*shape[:2], 1, 1))
+    x = _images(rng, shape, draw) + _normal(rng, (*shape[:2], 1, 1))
+    x[..., -2:, :] *= 3
+    x[..., -2:] *= -2
     return {
-        "x": _images(rng, shape, draw) + level,
+        "x": x,
         "weight": _filters(rng, preset.args["weight"].shape),
         "bias": _normal(rng, out),
     }
@@ -194,17 +200,19 @@ def _generate_log_sum_exp(
 
     The published filters and biases are zero, the result log(64) everywhere. With independent
     filters the sum over the channels still hardly varies over the plane, hence the filter that all
-    channels share. Biases of about -log(channels) move the results to zero: a tolerance relative
+    channels share. Groups differ in bias and magnitude. Biases of about -log(channels) move the results to zero: a tolerance relative
     to the result would hide the bounded term h beneath log(64).
     """
     out, shape = preset.config["Cout"], preset.args["conv_weight"].shape
-    magnitude = _uniform(rng, 0.3, 1, (out, 1, 1, 1))
+    groups = preset.config["groups"]
+    magnitude, bias = _uniform(rng, 0.3, 1, groups), _normal(rng, groups, 0.6)
+    magnitude, bias = (a.repeat(out // groups) for a in (magnitude, bias))
     shared = _filters(rng, (1, *shape[1:]))
     level = 0.8 + np.log(out)
     return {
         "x": _images(rng, preset.args["x"].shape, draw),
-        "conv_weight": shared + magnitude * _filters(rng, shape),
-        "conv_bias": _normal(rng, out, 0.7, -level),
+        "conv_weight": shared + magnitude[:, None, None, None] * _filters(rng, shape),
+        "conv_bias": bias + _normal(rng, out, 0.4, -level),
         "gn_weight": _normal(rng, out, 0.5, 1),
         "gn_bias": _normal(rng, out, 0.5, 0.5),
     }
@@ -255,7 +263,7 @@ register(
         sizes={
             "v6e": _sizes(128, 64, 128, 128, 128),
             "tiles": _sizes(2, 64, 128, 128, 128),
-            "varied": _sizes(3, 24, 48, 96, 48),
+            "varied": _sizes(3, 24, 24, 48, 48),
         },
         published_names=_PUBLISHED_NAMES,
         generate=_generate_relu,
@@ -279,15 +287,16 @@ register(
         shapes=_shapes("weight", conv_bias=0, in_weight=0, in_bias=0),
         sizes={
             "v6e": _sizes(128, 64, 128, 128, 128),
-            "tiles": _sizes(2, 64, 128, 128, 128),
-            "varied": _sizes(3, 24, 48, 96, 48),
+            "tiles": _sizes(1, 64, 128, 128, 128),
+            "varied": _sizes(3, 24, 24, 48, 48),
         },
         constants={"eps": 1e-5, "divide_by": 2.0},
         published_names=_PUBLISHED_NAMES,
         generate=_generate_instance_norm,
         flops=_flops,
         flops_useful=_flops,
-        tolerance=Tolerance(rel=2.2e-2),
+        # XLA's own five roundings reach 1.7e-2 among millions of elements.
+        tolerance=Tolerance(rel=2.8e-2),
     )
 )
 
@@ -307,14 +316,15 @@ register(
         sizes={
             "v6e": _sizes(64, 64, 128, 128, 128),
             "tiles": _sizes(2, 64, 128, 128, 128),
-            "varied": _sizes(3, 24, 48, 96, 48),
+            "varied": _sizes(3, 24, 24, 48, 48),
         },
         constants={"eps": 1e-5},
         published_names=_PUBLISHED_NAMES,
         generate=_generate_batch_norm,
         flops=_flops,
         flops_useful=_flops,
-        tolerance=Tolerance(rel=2.3e-2),
+        # XLA's own eight roundings reach 2.4e-2 among millions of elements.
+        tolerance=Tolerance(rel=4e-2),
     )
 )
 
@@ -331,7 +341,7 @@ register(
         sizes={
             "v6e": _sizes(128, 8, 256, 256, 64),
             "tiles": _sizes(2, 8, 256, 256, 64),
-            "varied": _sizes(3, 6, 48, 96, 48),
+            "varied": _sizes(3, 6, 24, 48, 48),
         },
         published_names=_PUBLISHED_NAMES,
         generate=_generate_gelu_pool,
@@ -356,12 +366,14 @@ register(
         sizes={
             "v6e": _sizes(128, 8, 128, 128, 64),
             "tiles": _sizes(2, 8, 128, 128, 64),
-            "varied": _sizes(3, 6, 48, 96, 48),
+            "varied": _sizes(3, 6, 24, 48, 48),
         },
         constants={"groups": 16, "eps": 1e-5},
         published_names={**_PUBLISHED_NAMES, "groups": "groups"},
         generate=_generate_log_sum_exp,
         flops=_flops,
         flops_useful=_flops,
+        # The biases of about -4 cost bits of z: XLA's own result is off by up to 1.6e-2.
+        tolerance=Tolerance(rel=2.5e-2),
     )
 )

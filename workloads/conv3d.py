@@ -62,27 +62,30 @@ def _uniform(rng: np.random.Generator, low, high, shape) -> np.ndarray:
 def _volumes(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.ndarray:
     """Volumes in which no sample, depth, row or column is like the others.
 
-    The published volumes are uniform on [0, 1): `shifted` keeps that. `nominal` is normal,
-    `structured` has slabs of 4 depths by 8 rows with a level and a contrast each. In all of them
-    the samples have their own contrast, and it grows towards the last depth, row and column, so
-    that a last tile left out is missed.
+    `nominal` is normal, `shifted` is uniform around a positive level (the published volumes are
+    uniform on [0, 1)), `structured` has blocks of 2 x 8 x 8 values with a level and a contrast
+    each. In all of them contrast grows from sample to sample and towards the last depth, row and
+    column, so that a last tile left out is missed.
+
+    Levels are well below the contrast. After a norm, rounding counts by the ratio of the two.
     """
     batch, channels, depth, height, width = shape
     if draw == "shifted":
-        x = 2 * rng.random(shape, np.float32)
+        x = np.float32(12**0.5) * (rng.random(shape, np.float32) - np.float32(0.4))
     else:
         x = _normal(rng, shape)
     if draw == "structured":
-        slabs = (batch, channels, -(-depth // 4), -(-height // 8), 1)
-        contrast, level = _uniform(rng, 0.25, 1.25, slabs), _normal(rng, slabs, 0.5)
+        blocks = (batch, channels, -(-depth // 2), -(-height // 8), -(-width // 8))
+        contrast, level = _uniform(rng, 0.5, 1.25, blocks), _normal(rng, blocks, 0.3)
         contrast, level = (
-            a.repeat(4, 2).repeat(8, 3)[:, :, :depth, :height] for a in (contrast, level)
+            a.repeat(2, 2).repeat(8, 3).repeat(8, 4)[:, :, :depth, :height, :width]
+            for a in (contrast, level)
         )
         x = x * contrast + level
-    x *= np.linspace(0.75, 1.25, depth, dtype=np.float32)[:, None, None]
-    x *= np.linspace(0.75, 1.25, height, dtype=np.float32)[:, None]
-    x *= np.linspace(0.75, 1.25, width, dtype=np.float32)
-    return x * _uniform(rng, 0.5, 1.5, (batch, 1, 1, 1, 1))
+    x *= np.linspace(0.85, 1.15, depth, dtype=np.float32)[:, None, None]
+    x *= np.linspace(0.85, 1.15, height, dtype=np.float32)[:, None]
+    x *= np.linspace(0.85, 1.15, width, dtype=np.float32)
+    return x * np.linspace(0.75, 1.25, batch, dtype=np.float32).reshape(-1, 1, 1, 1, 1)
 
 
 def _filters(rng: np.random.Generator, shape: tuple[int, ...], scale=1.0) -> np.ndarray:
@@ -98,15 +101,22 @@ def _generate_group_norm(
     The published gammas are all one and the betas zero: the mean of a normalised tensor is then
     zero, whatever the input. With gammas that differ within a group the result depends on how the
     group's channels lie to each other, and the levels make that different for every sample. The
-    filters are small in some groups, so that epsilon matters there.
+    filters are small in some groups, so that epsilon matters there. The last two depths and rows
+    are brighter and the last two columns negative: without such a border the means of the channels
+    cannot tell a filter from its mirror image.
+
+    Of beta only the mean matters, and of conv_bias only how it differs within a group.
     """
     shape, out = preset.args["x"].shape, preset.config["Cout"]
     groups = preset.config["num_groups"]
-    level = _normal(rng, (*shape[:2], 1, 1, 1), 2)
+    x = _volumes(rng, shape, draw) + _normal(rng, (*shape[:2], 1, 1, 1))
+    x[:, :, -2:] *= 2
+    x[..., -2:, :] *= 3
+    x[..., -2:] *= -2
     magnitude = np.float32(10) ** rng.permutation(np.linspace(-2.5, 0.5, groups))
     magnitude = magnitude.astype(np.float32).repeat(out // groups)
     return {
-        "x": _volumes(rng, shape, draw) + level,
+        "x": x,
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None, None],
         "conv_bias": _normal(rng, out) * magnitude,
         "gamma": _normal(rng, out, 2),
@@ -134,9 +144,9 @@ def _generate_transposed(
     return {
         "x": _volumes(rng, preset.args["x"].shape, draw),
         "conv_weight": weight,
-        "conv_bias": _normal(rng, out, 0.5) * magnitude,
-        "ln_weight": _normal(rng, width, 0.3, 1),
-        "ln_bias": _normal(rng, width, 0.5),
+        "conv_bias": _uniform(rng, -0.5, 0.5, out) * magnitude,
+        "ln_weight": _uniform(rng, 0.5, 1.5, width),
+        "ln_bias": _uniform(rng, -0.8, 0.8, width),
     }
 
 
@@ -150,7 +160,7 @@ def _generate_mish(rng: np.random.Generator, preset: Preset, draw: str) -> dict[
     return {
         "x": _volumes(rng, preset.args["x"].shape, draw),
         "weight": _filters(rng, preset.args["weight"].shape, 0.8),
-        "bias": _normal(rng, out, 0.5, 0.5),
+        "bias": _uniform(rng, -0.25, 1.5, out),
     }
 
 
@@ -213,8 +223,8 @@ register(
         shapes=_shapes("conv_bias", "gamma", "beta"),
         sizes={
             "v6e": _sizes(128, 3, 24, 32, 32, 24),
-            "tiles": _sizes(8, 3, 24, 32, 32, 24),
-            "varied": _sizes(12, 3, 12, 24, 48, 48),
+            "tiles": _sizes(4, 3, 24, 32, 32, 24),
+            "varied": _sizes(6, 3, 6, 12, 48, 24),
         },
         constants={"num_groups": 8, "eps": 1e-5},
         published_names={**_PUBLISHED_NAMES, "num_groups": "num_groups"},
@@ -240,8 +250,8 @@ register(
         shapes=_transposed_shapes,
         sizes={
             "v6e": _doubling_sizes(32, 32, 16, 32, 32, 64),
-            "tiles": _doubling_sizes(1, 32, 4, 32, 32, 64),
-            "varied": _doubling_sizes(2, 12, 6, 12, 24, 24),
+            "tiles": _doubling_sizes(1, 32, 2, 32, 32, 64),
+            "varied": _doubling_sizes(2, 6, 3, 6, 24, 12),
         },
         constants={"stride": 2, "padding": 1, "kernel": 4, "eps": 1e-5, "scaling_factor": 1.0},
         published_names={
@@ -278,7 +288,7 @@ register(
         sizes={
             "v6e": _sizes(16, 32, 32, 64, 64, 64),
             "tiles": _sizes(1, 32, 8, 64, 64, 64),
-            "varied": _sizes(2, 12, 6, 24, 48, 24),
+            "varied": _sizes(2, 12, 6, 12, 48, 24),
         },
         published_names=_PUBLISHED_NAMES,
         generate=_generate_mish,

@@ -84,6 +84,6 @@ register(
         flops=lambda s: 2 * s["T"] * s["H"] * s["V"],
         flops_useful=lambda s: 2 * s["T"] * s["H"] * s["V"],
         # A mean of rounded numbers is far more exact than each of them.
-        tolerance=Tolerance(rel=2e-3, floor=5e-4),
+        tolerance=Tolerance(rel=2e-3, floor=1.5e-3),
     )
 )

@@ -101,18 +101,18 @@ def _generate_moe(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     mlp = preset.config["M"]
     x = _normal(rng, shape)
     if draw == "shifted":
-        x = np.float32(0.7) * x + np.float32(0.5)
+        x = np.float32(0.9) * x + np.float32(0.4)
     x = x.reshape(-1, width)
     router = _normal(rng, (width, experts), width**-0.5)
     wanted = _router_logits(rng, len(x), experts, draw)
     x += (wanted - x @ router) @ np.linalg.pinv(router)
-    magnitude = _uniform(rng, 0.6, 1.4, (experts, 1, 1))
+    magnitude = _uniform(rng, 0.7, 1.3, (experts, 1, 1))
     return {
         "x": x.reshape(shape),
         "router_weights": router,
-        "expert_gate_kernels": _normal(rng, (experts, width, mlp), 1.5 * width**-0.5),
-        "expert_up_kernels": _normal(rng, (experts, width, mlp), 1.5 * width**-0.5),
-        "expert_down_kernels": _normal(rng, (experts, mlp, width), mlp**-0.5) * magnitude,
+        "expert_gate_kernels": _normal(rng, (experts, width, mlp), width**-0.5),
+        "expert_up_kernels": _normal(rng, (experts, width, mlp), width**-0.5),
+        "expert_down_kernels": _normal(rng, (experts, mlp, width), 2 * mlp**-0.5) * magnitude,
     }
 
 
@@ -236,7 +236,8 @@ register(
         flops=lambda s: _moe_flops(s, s["N"]),
         # Only the chosen experts of each token.
         flops_useful=lambda s: _moe_flops(s, s["K"]),
-        tolerance=Tolerance(rel=2.5e-2),
+        # XLA's own roundings between the products reach 3.4e-2 among a million elements.
+        tolerance=Tolerance(rel=5e-2),
     )
 )
 

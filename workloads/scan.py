@@ -97,8 +97,9 @@ def _generate_retnet(rng: np.random.Generator, preset: Preset, draw: str) -> dic
     shape = batch, heads, seq, dim = preset.args["query"].shape
     stretches = (batch, heads, -(-seq // 64), 1)
     gamma = 1 - 2.0 ** (-5 - np.arange(heads))
-    memory = ((1 - gamma**seq) / (1 - gamma)).astype(np.float32)[:, None, None]
-    total = np.exp(rng.uniform(np.log(0.25), np.log(8), stretches)).astype(np.float32)
+    faded = gamma[:, None] ** np.arange(1, seq + 1)
+    memory = ((1 - faded) / (1 - gamma[:, None])).astype(np.float32)[..., None]
+    total = np.exp(rng.uniform(np.log(0.25), np.log(6), stretches)).astype(np.float32)
     query = rng.standard_normal(shape, np.float32)
     key = rng.standard_normal(shape, np.float32)
     value = rng.standard_normal(shape, np.float32) * np.sqrt(memory)
@@ -107,8 +108,8 @@ def _generate_retnet(rng: np.random.Generator, preset: Preset, draw: str) -> dic
         query, key = (np.float32(dim**-0.25) * common + a for a in (query, key))
         value += 1
     elif draw == "structured":
-        own = rng.standard_normal((*stretches[:-1], dim), np.float32) * np.sqrt(memory)
-        value = np.float32(0.5) * value + own.repeat(64, 2)[:, :, :seq]
+        own = rng.standard_normal((*stretches[:-1], dim), np.float32)
+        value = np.float32(0.6) * value + np.sqrt(memory / 3) * own.repeat(64, 2)[:, :, :seq]
         key *= rng.uniform(0.4, 1.6, stretches).astype(np.float32).repeat(64, 2)[:, :, :seq]
     # Scores of standard deviation s sum to about 0.8 s * memory in absolute value.
     scale = total.repeat(64, 2)[:, :, :seq] / (np.float32(0.8) * memory)
