@@ -200,17 +200,22 @@ def _generate_log_sum_exp(
 
     The published filters and biases are zero, the result log(64) everywhere. With independent
     filters the sum over the channels still hardly varies over the plane, hence the filter that all
-    channels share. Groups differ in bias and magnitude. Biases of about -log(channels) move the results to zero: a tolerance relative
-    to the result would hide the bounded term h beneath log(64).
+    channels share. The groups differ in bias and magnitude and the images grow brighter downwards,
+    so that statistics of other groups, or of a part of the plane, are wrong. Biases of about
+    -log(channels) move the results to zero: a tolerance relative to the result would hide the
+    bounded term h beneath log(64).
     """
     out, shape = preset.config["Cout"], preset.args["conv_weight"].shape
     groups = preset.config["groups"]
-    magnitude, bias = _uniform(rng, 0.3, 1, groups), _normal(rng, groups, 0.6)
+    magnitude = _uniform(rng, 0.3, 1, groups)
+    bias = rng.permutation(np.linspace(-1.2, 1.2, groups))
     magnitude, bias = (a.repeat(out // groups) for a in (magnitude, bias))
     shared = _filters(rng, (1, *shape[1:]))
     level = 0.8 + np.log(out)
+    x = _images(rng, preset.args["x"].shape, draw)
+    x += np.linspace(-1, 1, x.shape[2], dtype=np.float32)[:, None]
     return {
-        "x": _images(rng, preset.args["x"].shape, draw),
+        "x": x,
         "conv_weight": shared + magnitude[:, None, None, None] * _filters(rng, shape),
         "conv_bias": bias + _normal(rng, out, 0.4, -level),
         "gn_weight": _normal(rng, out, 0.5, 1),

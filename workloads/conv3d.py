@@ -112,14 +112,14 @@ def _generate_group_norm(
     x = _volumes(rng, shape, draw) + _normal(rng, (*shape[:2], 1, 1, 1))
     x[:, :, -2:] *= 2
     x[..., -2:, :] *= 3
-    x[..., -2:] *= -2
-    magnitude = np.float32(10) ** rng.permutation(np.linspace(-2.5, 0.5, groups))
+    x[..., -2:] *= -3
+    magnitude = np.float32(10) ** rng.permutation(np.linspace(-3.2, 0.3, groups))
     magnitude = magnitude.astype(np.float32).repeat(out // groups)
     return {
         "x": x,
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None, None],
         "conv_bias": _normal(rng, out) * magnitude,
-        "gamma": _normal(rng, out, 2),
+        "gamma": _uniform(rng, 1, 3, out) * (-1) ** np.arange(out),
         "beta": _normal(rng, out, 0.3),
     }
 

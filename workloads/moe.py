@@ -138,11 +138,11 @@ def _group_sizes(
     while sizes.sum() > total:
         shrunk = rng.choice(free[sizes[free] > 1])
         sizes[shrunk] -= min(sizes.sum() - total, rng.integers(1, sizes[shrunk]))
-    grown = free[sizes[free] < largest]
+    grown = free[sizes[free] < largest - 1]
     while draw == "nominal" and sizes.sum() < total and grown.size:
         chosen = rng.choice(grown)
-        sizes[chosen] += min(total - sizes.sum(), rng.integers(1, largest - sizes[chosen] + 1))
-        grown = free[sizes[free] < largest]
+        sizes[chosen] += min(total - sizes.sum(), rng.integers(1, largest - sizes[chosen]))
+        grown = free[sizes[free] < largest - 1]
     return sizes.astype(np.int32)
 
 
@@ -222,7 +222,7 @@ register(
         sizes={
             "v6e": {"B": 2, "S": 4096, "E": 4096, "M": 14336, "N": 8, "K": 2},
             "tiles": {"B": 1, "S": 1024, "E": 1024, "M": 1024, "N": 3, "K": 2},
-            "varied": {"B": 2, "S": 192, "E": 192, "M": 384, "N": 6, "K": 2},
+            "varied": {"B": 2, "S": 96, "E": 192, "M": 384, "N": 6, "K": 2},
         },
         published_names={
             "batch": "B",

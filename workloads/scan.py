@@ -86,7 +86,7 @@ def _generate_retnet(rng: np.random.Generator, preset: Preset, draw: str) -> dic
 
     The published scores have a standard deviation of 16, so that the floor of one never acts, and
     the results of the heads with a long memory are far below the tolerance. Here a query's
-    magnitude is chosen so that the sum of its row's |r| lies between 1/4 and 8, another one for
+    magnitude is chosen so that the sum of its row's |r| lies between 1/4 and 6, another one for
     each stretch of 64 rows, and values are larger where more of them are averaged. `shifted`
     gives query and key a common part, so that scores are mostly positive, and value a mean;
     `structured` makes the keys' magnitude and the values of each stretch distinct.
@@ -99,7 +99,8 @@ def _generate_retnet(rng: np.random.Generator, preset: Preset, draw: str) -> dic
     gamma = 1 - 2.0 ** (-5 - np.arange(heads))
     faded = gamma[:, None] ** np.arange(1, seq + 1)
     memory = ((1 - faded) / (1 - gamma[:, None])).astype(np.float32)[..., None]
-    total = np.exp(rng.uniform(np.log(0.25), np.log(6), stretches)).astype(np.float32)
+    levels = np.broadcast_to(np.linspace(np.log(0.25), np.log(6), stretches[2]), stretches[:3])
+    total = np.exp(rng.permuted(levels, axis=2)).astype(np.float32)[..., None]
     query = rng.standard_normal(shape, np.float32)
     key = rng.standard_normal(shape, np.float32)
     value = rng.standard_normal(shape, np.float32) * np.sqrt(memory)

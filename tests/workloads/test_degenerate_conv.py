@@ -93,12 +93,15 @@ def constants(ref):
 
 
 def blocks_left_out(ref):
-    """Results of which the last entry of one axis is zero, or what the entry before it is."""
-    outs = {}
+    """Results of which the end of one axis is zero, or what the entries before it are.
+
+    The end is the last entry, or the last two where an entry is one number: one may be near zero.
+    """
+    outs, n = {}, 1 + (ref.ndim == 1)
     for axis in range(ref.ndim):
         if ref.shape[axis] > 1:
-            last = (slice(None),) * axis + (slice(-1, None),)
-            before = (slice(None),) * axis + (slice(-2, -1),)
+            last = (slice(None),) * axis + (slice(-n, None),)
+            before = (slice(None),) * axis + (slice(-2 * n, -n),)
             for what, fill in (("zero", 0), ("repeated", ref[before])):
                 out = ref.copy()
                 out[last] = fill
