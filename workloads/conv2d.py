@@ -200,15 +200,15 @@ def _generate_log_sum_exp(
 
     The published filters and biases are zero, the result log(64) everywhere. With independent
     filters the sum over the channels still hardly varies over the plane, hence the filter that all
-    channels share. The groups differ in bias and magnitude and the images grow brighter downwards,
-    so that statistics of other groups, or of a part of the plane, are wrong. Biases of about
-    -log(channels) move the results to zero: a tolerance relative to the result would hide the
-    bounded term h beneath log(64).
+    channels share. Neighbouring groups differ in bias and magnitude and the images grow brighter
+    downwards, so that statistics of other groups, or of a part of the plane, are wrong. Biases of
+    about -log(channels) move the results to zero: a tolerance relative to the result would hide
+    the bounded term h beneath log(64).
     """
     out, shape = preset.config["Cout"], preset.args["conv_weight"].shape
     groups = preset.config["groups"]
     magnitude = _uniform(rng, 0.3, 1, groups)
-    bias = rng.permutation(np.linspace(-1.2, 1.2, groups))
+    bias = _uniform(rng, -1.2, -0.6, groups) * (-1) ** np.arange(groups)
     magnitude, bias = (a.repeat(out // groups) for a in (magnitude, bias))
     shared = _filters(rng, (1, *shape[1:]))
     level = 0.8 + np.log(out)

@@ -105,7 +105,9 @@ def _generate_group_norm(
     are brighter and the last two columns negative: without such a border the means of the channels
     cannot tell a filter from its mirror image.
 
-    Of beta only the mean matters, and of conv_bias only how it differs within a group.
+    A group's gammas nearly sum to zero: a mean rounded to bfloat16 shifts all values of the group
+    alike, and counts by that sum. Of beta only the mean matters, and of conv_bias only how it
+    differs within a group.
     """
     shape, out = preset.args["x"].shape, preset.config["Cout"]
     groups = preset.config["num_groups"]
@@ -115,12 +117,14 @@ def _generate_group_norm(
     x[..., -2:] *= -3
     magnitude = np.float32(10) ** rng.permutation(np.linspace(-3.2, 0.3, groups))
     magnitude = magnitude.astype(np.float32).repeat(out // groups)
+    gamma = (_uniform(rng, 1, 3, out) * (-1) ** np.arange(out)).reshape(groups, -1)
+    gamma -= np.float32(0.7) * gamma.mean(1, keepdims=True)
     return {
         "x": x,
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None, None],
-        "conv_bias": _normal(rng, out) * magnitude,
-        "gamma": _uniform(rng, 1, 3, out) * (-1) ** np.arange(out),
-        "beta": _normal(rng, out, 0.3),
+        "conv_bias": _normal(rng, out, 0.5) * magnitude,
+        "gamma": gamma.reshape(-1),
+        "beta": _normal(rng, out, 0.3, 0.2),
     }
 
 
@@ -231,6 +235,8 @@ register(
         generate=_generate_group_norm,
         flops=_flops,
         flops_useful=_flops,
+        # Of a handful of numbers XLA may get all right by luck; its usual error is 3e-3.
+        tolerance=Tolerance(floor=6e-3),
     )
 )
 
@@ -271,7 +277,8 @@ register(
         flops_useful=lambda s: (
             2 * s["B"] * s["Cin"] * s["Cout"] * s["D"] * s["H"] * s["W"] * s["k"] ** 3
         ),
-        tolerance=Tolerance(rel=3e-2),
+        # XLA's own eight roundings reach 2.4e-2 among millions of elements.
+        tolerance=Tolerance(rel=3.6e-2),
     )
 )
 

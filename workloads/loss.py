@@ -25,9 +25,9 @@ def _generate_cross_entropy(
 
     With the published draw (normal hidden states, uniform labels) the loss is log(V) + 0.8 whatever
     the labels are, and so it is for any part of the tokens. Here each token leans towards its
-    label, by 0 to 6 in the logit; every stretch of 64 tokens has its own lean, so that other
-    labels, and a stretch of tokens left out or taken twice, change the mean. The last features
-    weigh more than the first, so that a last block of them is missed.
+    label, by 1.5 to 6 in the logit; every stretch of 64 tokens has its own lean, the last one the
+    least, so that other labels, and a stretch of tokens left out or taken twice, change the mean.
+    The last features weigh more than the first, so that a last block of them is missed.
     `shifted` moves all logits of a token by a common amount, which must cancel. `structured` has
     heavy columns, several of them the last ones, sorted labels, and a few tokens whose label has a
     logit above 100, of which a softmax that does not subtract the maximum makes infinity.
@@ -40,12 +40,14 @@ def _generate_cross_entropy(
     weight *= np.linspace(0.5, 1.4, width, dtype=np.float32)[:, None]
     hidden = rng.standard_normal((tokens, width), np.float32)
     labels = rng.integers(0, vocabulary, tokens)
-    lean = rng.permutation(np.linspace(0, 6, -(-tokens // 64))).repeat(64)[:tokens]
+    lean = np.linspace(6, 1.5, -(-tokens // 64))
+    rng.shuffle(lean[:-1])
+    lean = lean.repeat(64)[:tokens]
     if draw == "structured":
         labels.sort()
         heavy = np.concatenate([rng.integers(0, vocabulary, 4), vocabulary - 1 - np.arange(4)])
         weight[:, heavy] *= np.float32(3)
-        loud = rng.integers(0, tokens, 3)
+        loud = rng.integers(0, tokens - 64, 3)
         labels[loud] = heavy[-1]
     columns = weight[:, labels]
     lean = lean.astype(np.float32) / np.square(columns).sum(0)

@@ -109,7 +109,7 @@ def _generate_retnet(rng: np.random.Generator, preset: Preset, draw: str) -> dic
         query, key = (np.float32(dim**-0.25) * common + a for a in (query, key))
         value += 1
     elif draw == "structured":
-        own = rng.standard_normal((*stretches[:-1], dim), np.float32)
+        own = rng.uniform(-1.7, 1.7, (*stretches[:-1], dim)).astype(np.float32)
         value = np.float32(0.6) * value + np.sqrt(memory / 3) * own.repeat(64, 2)[:, :, :seq]
         key *= rng.uniform(0.4, 1.6, stretches).astype(np.float32).repeat(64, 2)[:, :, :seq]
     # Scores of standard deviation s sum to about 0.8 s * memory in absolute value.

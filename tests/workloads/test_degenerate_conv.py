@@ -70,6 +70,12 @@ def excess(case, out):
     return max(check.max_ratio / check.limit, check.rms_error / check.rms_limit)
 
 
+def xla_excess(case):
+    """The same for XLA's own result: the worst of this case and three more seeds."""
+    more = [(*case[:2], case[2] + i) for i in range(4)]
+    return max(excess(each, expected(each)[2]) for each in more)
+
+
 def accepted(case, outs):
     """Names of the results that pass."""
     return [name for name, out in outs.items() if excess(case, out) <= 1]
@@ -135,8 +141,8 @@ def _of(*ids):
 
 @every
 def test_honest_results_pass(case):
-    _, ref, xla = expected(case)
-    assert excess(case, xla) <= 1
+    ref = expected(case)[1]
+    assert xla_excess(case) <= 0.7
     assert excess(case, jnp.asarray(ref, jnp.bfloat16)) <= 1
 
 

@@ -15,6 +15,7 @@ from test_degenerate_conv import (
     excess,
     expected,
     ignoring_inputs,
+    xla_excess,
 )
 
 every = pytest.mark.parametrize("case", cases("retnet_retention"), ids=str)
@@ -22,8 +23,8 @@ every = pytest.mark.parametrize("case", cases("retnet_retention"), ids=str)
 
 @every
 def test_honest_results_pass(case):
-    _, ref, xla = expected(case)
-    assert excess(case, xla) <= 1
+    ref = expected(case)[1]
+    assert xla_excess(case) <= 0.7
     assert excess(case, jnp.asarray(ref, jnp.bfloat16)) <= 1
 
 
