@@ -2,11 +2,15 @@
 
 from workloads import (  # noqa: F401  (each module registers its workloads)
     attention,
+    conv2d,
+    conv3d,
     fused_elementwise,
     fused_norm,
     fused_reduction,
     latent_attention,
+    loss,
     matmul,
+    moe,
     norm,
     paged_attention,
     pair,
