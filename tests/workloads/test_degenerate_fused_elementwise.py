@@ -126,7 +126,7 @@ def _outputs(case):
 
 
 @pytest.mark.parametrize("case", cases(*IDS, draws=("shifted",), seeds=(0,)), ids=str)
-def test_the_epilogues_of_these_tests_are_the_references(case):
+def test_the_epilogues_of_these_tests_are_thereferences(case):
     _, (x, weight, *vectors), ref, _ = evaluate(*case)
     out = EPILOGUES[case[0]]["right"](x @ weight + sum(vectors))
     assert rms(out - ref) < 1e-4 * rms(ref)

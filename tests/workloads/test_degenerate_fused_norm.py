@@ -212,7 +212,7 @@ def _outputs(case):
 
 
 @pytest.mark.parametrize("case", cases(*IDS, draws=("shifted",), seeds=(0,)), ids=str)
-def test_the_outputs_of_these_tests_are_the_references(case):
+def test_the_outputs_of_these_tests_are_thereferences(case):
     _, exact, ref, _ = evaluate(*case)
     assert rms(OUTPUTS[case[0]](*exact)["right"] - ref) < 1e-4 * rms(ref)
 

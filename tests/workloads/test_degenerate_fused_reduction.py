@@ -188,7 +188,7 @@ def _outputs(case):
 
 
 @pytest.mark.parametrize("case", cases(*IDS, draws=("shifted",), seeds=(0,)), ids=str)
-def test_the_epilogues_of_these_tests_are_the_references(case):
+def test_the_epilogues_of_these_tests_are_thereferences(case):
     ref = evaluate(*case)[2]
     assert rms(_epilogues(case)["right"] - ref) < 1e-4 * rms(ref)
 

@@ -1,4 +1,4 @@
-"""Facts about the workloads as data: published times and splits for training."""
+"""Facts about the workloads as data: published times, structure, and splits for training."""
 
 from __future__ import annotations
 
@@ -42,6 +42,23 @@ class Split:
     held_out: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Structure:
+    """What tests and audits need to know about an operator.
+
+    Attributes:
+        causal: Arguments with a sequence axis along which the operator is causal -> their axes.
+        contraction: Arguments that are summed over together -> the axis of each. Empty where the
+            sum cannot be reordered from outside.
+        ineffective: Arguments of which only the ``"mean"``, or ``"nothing"``, matters by the
+            operator's mathematics.
+    """
+
+    causal: dict[str, tuple[int, ...]]
+    contraction: dict[str, int]
+    ineffective: dict[str, str]
+
+
 @functools.cache
 def _read(name: str) -> dict:
     return json.loads((files("workloads.data") / f"{name}.json").read_text())
@@ -57,6 +74,17 @@ def published(workload_id: str) -> Published:
         note=row.get("note", ""),
         compiler=table["compiler"],
         source=table["source"],
+    )
+
+
+def structure(workload_id: str) -> Structure:
+    """The structure of a workload; empty for one that is not in the table."""
+    table = _read("structure")
+    causal = table["causal"].get(workload_id, {})
+    return Structure(
+        causal={name: tuple(axes) for name, axes in causal.items()},
+        contraction=table["contraction"].get(workload_id, {}),
+        ineffective=table["ineffective"].get(workload_id, {}),
     )
 
 

@@ -26,7 +26,7 @@ def contract(workload: Workload, preset: str) -> artefact.Contract:
 
 
 @functools.lru_cache(maxsize=16)
-def _references(workload_id: str, preset: str):
+def references(workload_id: str, preset: str):
     """The reference, compiled in float32 at highest precision and in the workload's own dtypes."""
     workload = workloads.get(workload_id)
     config = workload.presets[preset].config
@@ -41,10 +41,10 @@ def _references(workload_id: str, preset: str):
 
 
 @functools.lru_cache(maxsize=24)
-def _expected(workload_id: str, preset: str, draw: str, seed: int):
+def expected(workload_id: str, preset: str, draw: str, seed: int):
     """Inputs, exact result and XLA's result of one draw."""
     inputs = workloads.get(workload_id).inputs(preset, draw, seed)
-    exact, own = _references(workload_id, preset)
+    exact, own = references(workload_id, preset)
     return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
 
 
@@ -66,7 +66,7 @@ def check(workload_id: str, seed: int, blobs: dict[str, bytes]) -> list[NumericC
         run = _program(workload, preset, blob)
         for number, draw in enumerate(DRAWS):
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
-            inputs, exact, own = _expected(workload_id, preset, draw, draw_seed)
+            inputs, exact, own = expected(workload_id, preset, draw, draw_seed)
             checks.append(
                 compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
             )
@@ -87,7 +87,7 @@ def check_simulated(
     spec = workload.output(preset)
     if len(simulated) != spec.nbytes:
         raise artefact.ArtefactError(Status.HACK_SUSPECTED, "the simulated result has a wrong size")
-    inputs, exact, own = _expected(workload_id, preset, DRAWS[0], seed)
+    inputs, exact, own = expected(workload_id, preset, DRAWS[0], seed)
     out = np.frombuffer(simulated, spec.np_dtype).reshape(spec.shape)
     plain = _program(workload, preset, blob)(inputs)
     judge = functools.partial(compare, preset=preset, draw="public")

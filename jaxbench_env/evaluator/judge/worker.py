@@ -53,6 +53,13 @@ def _simulated(request, blobs):
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
 
+def _degenerate(request, blobs):
+    from jaxbench_env.evaluator.judge import degenerate
+
+    checks = degenerate.audit(request["workload"], request["draw"], request["seed"])
+    return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
+
+
 def _inspect(request, blobs):
     """Facts about the full-size TPU artefact."""
     import workloads
@@ -85,6 +92,7 @@ def _price(request, blobs):
 _HANDLERS = {
     "check": _check,
     "simulated": _simulated,
+    "degenerate": _degenerate,
     "inspect": _inspect,
     "reference": _reference,
     "price": _price,
