@@ -15,6 +15,9 @@ from test_degenerate import PRESET, _case, _passes, _rms
 import workloads
 from jaxbench_env.evaluator.judge.compare import compare
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 DENSE = ("flash_attention", "gqa_attention", "sparse_attention", "flex_attention")
 BANDS = (1, 16, 64, 128, 256)
 

@@ -23,6 +23,9 @@ from jax.nn import relu, sigmoid, silu, softplus
 
 import workloads
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 gelu = functools.partial(jax.nn.gelu, approximate=True)
 
 

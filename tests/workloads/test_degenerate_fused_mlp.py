@@ -18,6 +18,9 @@ from degenerate import (
 )
 from jax.nn import relu, sigmoid, silu
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 IDS = ("swiglu_mlp",)
 
 

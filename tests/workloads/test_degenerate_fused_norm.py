@@ -24,6 +24,9 @@ from jax.nn import relu, sigmoid, silu, softmax
 
 import workloads
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 gelu = functools.partial(jax.nn.gelu, approximate=True)
 
 

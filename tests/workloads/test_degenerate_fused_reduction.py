@@ -23,6 +23,9 @@ from jax.nn import logsumexp, relu, sigmoid, silu, softmax, softplus
 
 import workloads
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 gelu = functools.partial(jax.nn.gelu, approximate=True)
 row_sum = functools.partial(jnp.sum, axis=1, keepdims=True)
 row_mean = functools.partial(jnp.mean, axis=1, keepdims=True)

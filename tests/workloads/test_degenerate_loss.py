@@ -15,6 +15,9 @@ from test_degenerate_conv import (
     xla_excess,
 )
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 every = pytest.mark.parametrize("case", cases("cross_entropy", seeds=(0, 1)), ids=str)
 
 

@@ -18,6 +18,9 @@ from test_degenerate_conv import (
 
 import workloads
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 IDS = ("sparse_moe", "megablox_gmm", "ragged_dot")
 every = pytest.mark.parametrize("case", cases(*IDS), ids=str)
 

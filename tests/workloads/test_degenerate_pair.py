@@ -13,6 +13,9 @@ from test_degenerate_attention import SLOW_TILES, xla_check
 
 import workloads
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 ID = "triangle_multiplication"
 CASES = [(ID, draw, seed) for draw in workloads.DRAWS for seed in (0, 1)]
 EPS = workloads.get(ID).constants["eps"]

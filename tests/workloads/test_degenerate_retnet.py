@@ -18,6 +18,9 @@ from test_degenerate_conv import (
     xla_excess,
 )
 
+# The invariants of all workloads and test_degenerate.py stand for these in the fast suite.
+pytestmark = pytest.mark.slow
+
 every = pytest.mark.parametrize("case", cases("retnet_retention"), ids=str)
 
 
