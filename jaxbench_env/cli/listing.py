@@ -76,7 +76,7 @@ def show(found: list[dict[str, Any]]) -> None:
             row["id"],
             row["number"],
             row["family"],
-            row["model"],
+            row["model"].replace("KernelBench level 2, problem ", "KernelBench 2/"),
             f"{row['flops'] / 1e9:,.0f}",
             f"{row['flops_useful'] / 1e9:,.0f}",
             f"{row['hbm_bytes_min'] / 1e6:,.0f}",
