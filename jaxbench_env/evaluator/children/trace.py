@@ -149,6 +149,12 @@ def _trace(source: str, preset: dict, names: list[str]):
             "`workload` calls no Pallas kernel; the work must be done in pl.pallas_call "
             "(or pl.kernel)",
         )
+    if "platform_index" in _primitives(jaxpr.jaxpr):
+        raise KernelError(
+            "hack_suspected",
+            "the program does something else on the CPU than on the TPU (lax.platform_dependent); "
+            "what is checked must be what is timed",
+        )
     return jaxpr, specs
 
 
@@ -173,6 +179,18 @@ def _pallas_equations(jaxpr):
         for value in equation.params.values():
             for inner in _inner_jaxprs(value):
                 yield from _pallas_equations(getattr(inner, "jaxpr", inner))
+
+
+def _primitives(jaxpr) -> set[str]:
+    """Names of all primitives outside Pallas kernels."""
+    names = set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        if equation.primitive.name not in PALLAS:
+            for value in equation.params.values():
+                for inner in _inner_jaxprs(value):
+                    names |= _primitives(getattr(inner, "jaxpr", inner))
+    return names
 
 
 def _rewrite(jaxpr, change):
