@@ -1,9 +1,18 @@
 """The computations that are to be made fast: JAXBench's workloads as data and plain JAX."""
 
 from workloads import matmul, norm, scan  # noqa: F401  (each module registers its workloads)
+from workloads.from_file import WorkloadFileError, load
 from workloads.hardware import TARGETS, Chip, chip
 from workloads.registry import UnknownWorkload, every, get, ids, register
-from workloads.workload import DRAWS, PRESETS, ArraySpec, Preset, Tolerance, Workload
+from workloads.workload import (
+    DRAWS,
+    PRESETS,
+    ArraySpec,
+    Preset,
+    Tolerance,
+    Workload,
+    WorkloadFile,
+)
 
 __all__ = [
     "DRAWS",
@@ -15,9 +24,12 @@ __all__ = [
     "Tolerance",
     "UnknownWorkload",
     "Workload",
+    "WorkloadFile",
+    "WorkloadFileError",
     "chip",
     "every",
     "get",
     "ids",
+    "load",
     "register",
 ]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from jaxbench_env.evaluator import store
 from jaxbench_env.evaluator.build import BuildError, Built, Versions, build
 from jaxbench_env.evaluator.judge.pool import pool
+from jaxbench_env.evaluator.judge.worker import named
 from workloads import Workload
 
 _lock = threading.Lock()
@@ -67,7 +68,7 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
 
 
 def _make(workload: Workload, target: str) -> Baseline:
-    _, blobs = pool().ask("numerics", {"do": "reference", "workload": workload.id})
+    _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
     built: Built = build(blobs[0], target)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")
