@@ -128,11 +128,10 @@ def _announce(workload: workloads.Workload) -> None:
     if seconds < LONG_SECONDS:
         return
     text = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    hint = (
-        "; PRESETS in its file would give smaller ones" if "v6e" in workload.check_presets else ""
-    )
-    sizes = ", ".join(workload.check_presets)
-    click.echo(f"Checking the numbers takes about {text} (sizes: {sizes}{hint}).", err=True)
+    hint = "."
+    if "v6e" in workload.check_presets:
+        hint = " at the full size; declare PRESETS in the workload's file to check smaller ones."
+    click.echo(f"Checking the numbers takes about {text}{hint}", err=True)
 
 
 def _read(path: Path) -> str:

@@ -46,8 +46,9 @@ def named(workload: Workload) -> dict[str, Any]:
 
     The text goes with it, so that a file that is edited meanwhile stays what it was.
     """
-    file = dataclasses.asdict(workload.file) if workload.file else None
-    return {"workload": workload.id, "file": file}
+    if workload.file is None:
+        return {"workload": workload.id}
+    return {"workload": workload.id, "file": dataclasses.asdict(workload.file)}
 
 
 def _workload(request: dict[str, Any]) -> Workload:
@@ -55,7 +56,7 @@ def _workload(request: dict[str, Any]) -> Workload:
     import workloads
     from workloads.from_file import load_text
 
-    if request["file"]:
+    if "file" in request:
         return load_text(workloads.WorkloadFile(**request["file"]))
     return workloads.get(request["workload"])
 
