@@ -11,7 +11,7 @@ from jaxbench_env.evaluator.result import EvalResult, Stage, Status
 from jaxbench_env.extract import extract_source
 from jaxbench_env.feedback import feedback
 from jaxbench_env.outcome import outcome
-from jaxbench_env.registration import register_all
+from jaxbench_env.registration import register_all, register_workload
 from jaxbench_env.spaces import SourceText
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "extract_source",
     "feedback",
     "outcome",
+    "register_workload",
 ]
 
 register_all()

@@ -13,7 +13,7 @@ from jaxbench_env.progress import progress_bar
 
 
 def evaluate(
-    workload: str | workloads.Workload,
+    workload: str | os.PathLike[str] | workloads.Workload,
     source: str,
     *,
     seed: int | None = None,
@@ -23,7 +23,7 @@ def evaluate(
     """Evaluates one kernel text.
 
     Args:
-        workload: Id of a workload, or a workload.
+        workload: Id of a workload, path of a file that defines one, or a workload.
         source: The text; defines ``workload(*inputs)``.
         seed: Makes the secret inputs, and so the whole result but its durations, reproducible.
         target: The chip.
@@ -34,9 +34,10 @@ def evaluate(
 
     Raises:
         UnknownWorkload: For an unknown id.
+        WorkloadFileError: If the file does not define a workload.
         TypeError: If the source is not text.
     """
-    chosen = workloads.get(workload) if isinstance(workload, str) else workload
+    chosen = _workload(workload)
     if not isinstance(source, str):
         raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
     evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
@@ -44,7 +45,7 @@ def evaluate(
 
 
 def evaluate_many(
-    pairs: Iterable[tuple[str | workloads.Workload, str]],
+    pairs: Iterable[tuple[str | os.PathLike[str] | workloads.Workload, str]],
     *,
     seed: int | None = None,
     target: str = "v6e",
@@ -55,7 +56,7 @@ def evaluate_many(
     """Evaluates many kernel texts in parallel.
 
     Args:
-        pairs: (workload, source) pairs.
+        pairs: (workload, source) pairs, workloads as in `evaluate`.
         seed: As in `evaluate`; the same for all of them.
         target: The chip.
         allow_library_kernels: Whether the texts may import finished kernels.
@@ -67,10 +68,10 @@ def evaluate_many(
         The verdicts, in the order of the pairs.
 
     Raises:
-        UnknownWorkload: For an unknown id, before anything is evaluated.
+        UnknownWorkload, WorkloadFileError: As in `evaluate`, before anything is evaluated.
         TypeError: If a source is not text, before anything is evaluated.
     """
-    jobs = [(workloads.get(w) if isinstance(w, str) else w, source) for w, source in pairs]
+    jobs = [(_workload(w), source) for w, source in pairs]
     for _, source in jobs:
         if not isinstance(source, str):
             raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
@@ -90,3 +91,7 @@ def evaluate_many(
                 future.cancel()
             raise
     return [future.result() for future in futures]
+
+
+def _workload(named: str | os.PathLike[str] | workloads.Workload) -> workloads.Workload:
+    return named if isinstance(named, workloads.Workload) else workloads.get(named)

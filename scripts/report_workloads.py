@@ -38,10 +38,10 @@ def xla_flops(workload: Workload) -> float | None:
 def seconds(workload: Workload, preset: str) -> float:
     """Wall seconds of the reference side at one preset."""
     for draw in DRAWS:  # compiles
-        numerics.expected(workload.id, preset, draw, 100)
+        numerics.expected(workload, preset, draw, 100)
     started = time.perf_counter()
     for draw in DRAWS:
-        numerics.expected(workload.id, preset, draw, 101)
+        numerics.expected(workload, preset, draw, 101)
     return time.perf_counter() - started
 
 

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import workloads
 from jaxbench_env.cli import main
 
 ATTEMPTS = Path(__file__).parent / "fixtures" / "attempts"
+OWN = Path(__file__).parent / "fixtures" / "workloads"
 
 
 def run(*arguments, **kwargs):
@@ -60,6 +62,29 @@ def test_eval_reads_standard_input_and_any_bytes():
 def test_wrong_use_is_explained_and_exits_with_2(arguments, says):
     result = run(*arguments)
     assert result.exit_code == 2 and says in result.output
+
+
+def test_a_file_is_shown_as_a_workload():
+    result = run("show", OWN / "relu_matmul.py")
+    assert result.exit_code == 0 and "# relu_matmul (relu_matmul.py)" in result.output
+
+
+def test_a_kernel_is_evaluated_against_a_file(monkeypatch):
+    monkeypatch.setattr(sys.modules["jaxbench_env.cli.main"], "LONG_SECONDS", 0)
+    arguments = ("eval", OWN / "scaled_softmax.py", OWN / "scaled_softmax_kernel.py", "--json")
+    result = run(*arguments)
+    record = json.loads(result.stdout)
+    assert result.exit_code == 0 and record["correct"]
+    assert record["provenance"]["workload"] == "scaled_softmax"
+    assert "Checking the numbers takes about" in result.stderr and "PRESETS" in result.stderr
+
+
+def test_a_file_that_is_no_workload_is_wrong_use(tmp_path):
+    result = run("show", OWN / "scaled_softmax_kernel.py")
+    assert result.exit_code == 2 and "NameError" not in result.output
+    assert "no dict `CONFIG`" in result.output
+    result = run("eval", tmp_path / "missing.py", OWN / "scaled_softmax_kernel.py")
+    assert result.exit_code == 2 and "cannot be read" in result.output
 
 
 def test_a_failing_evaluator_exits_with_3(monkeypatch):

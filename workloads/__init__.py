@@ -16,9 +16,18 @@ from workloads import (  # noqa: F401  (each module registers its workloads)
     pair,
     scan,
 )
+from workloads.from_file import WorkloadFileError, load
 from workloads.hardware import TARGETS, Chip, chip
 from workloads.registry import UnknownWorkload, every, get, ids, register
-from workloads.workload import DRAWS, PRESETS, ArraySpec, Preset, Tolerance, Workload
+from workloads.workload import (
+    DRAWS,
+    PRESETS,
+    ArraySpec,
+    Preset,
+    Tolerance,
+    Workload,
+    WorkloadFile,
+)
 
 __all__ = [
     "DRAWS",
@@ -30,9 +39,12 @@ __all__ = [
     "Tolerance",
     "UnknownWorkload",
     "Workload",
+    "WorkloadFile",
+    "WorkloadFileError",
     "chip",
     "every",
     "get",
     "ids",
+    "load",
     "register",
 ]

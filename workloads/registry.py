@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterator
 
 from workloads.workload import Workload
@@ -20,31 +21,42 @@ class UnknownWorkload(KeyError):
 
 
 def register(workload: Workload) -> Workload:
-    """Adds a workload.
+    """Adds a workload. One from a file takes the place of an older one from the same file.
 
     Raises:
         ValueError: If the id is taken.
     """
-    if workload.id in _WORKLOADS:
-        raise ValueError(f"workload {workload.id!r} is registered already")
+    known = _WORKLOADS.get(workload.id)
+    if known and not (known.file and workload.file and known.file.path == workload.file.path):
+        message = f"workload {workload.id!r} is registered already"
+        if workload.file:
+            owner = known.file.path if known.file else "the suite"
+            message += f" by {owner}; give CONFIG another 'name' in {workload.file.path}"
+        raise ValueError(message)
     _WORKLOADS[workload.id] = workload
     return workload
 
 
-def get(name: str, variant: str = "default") -> Workload:
-    """Finds a workload by its id (``"mamba2_scan"``), upstream name or number (``"16p"``).
+def get(name: str | os.PathLike[str], variant: str = "default") -> Workload:
+    """Finds a workload by its id (``"mamba2_scan"``), upstream name, number (``"16p"``) or file.
 
     Args:
-        name: The name.
+        name: The name, or a path that ends in ``.py``: see `workloads.load`.
         variant: ``"published"`` gives the published form of the few operators whose default form
             is repaired; for all others both are the same.
 
     Raises:
         UnknownWorkload: With the nearest known id.
+        WorkloadFileError: If the file does not define a workload.
         ValueError: For an unknown variant.
     """
     if variant not in ("default", "published"):
         raise ValueError(f"unknown variant {variant!r}; it is 'default' or 'published'")
+    name = os.fspath(name)
+    if name.endswith(".py"):
+        from workloads.from_file import load
+
+        return load(name)
     found = _find(name)
     if variant == "published" and found.published_reference is not None:
         return dataclasses.replace(found, reference=found.published_reference)
@@ -64,7 +76,7 @@ def _find(name: str) -> Workload:
 
 
 def ids() -> tuple[str, ...]:
-    """All ids, in the order of the published tables."""
+    """All ids, in the order of the published tables; those from files come last."""
     return tuple(w.id for w in sorted(_WORKLOADS.values(), key=_table_order))
 
 
@@ -75,4 +87,4 @@ def every() -> Iterator[Workload]:
 
 def _table_order(workload: Workload) -> tuple[int, str]:
     digits = "".join(c for c in workload.number if c.isdigit())
-    return (int(digits or 0), workload.id)
+    return (int(digits or 1_000_000), workload.id)

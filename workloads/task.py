@@ -25,8 +25,24 @@ _CONTRACT = """\
   no processes, no input or output, no names with double underscores, no finished kernels from
   jax.experimental.pallas.ops.
 - The kernel is compiled for preset `v6e` by the TPU's own compiler and timed there. Its numbers are
-  checked at presets `tiles` and `varied` on secret inputs against the reference in float32: every
+  checked at {checked} on secret inputs against the reference in float32: every
   element within {rel:g} * (rms + |ref|), the RMS error at most {xla_factor:g} times XLA's own."""
+
+
+def _checked(workload: Workload) -> str:
+    names = [f"`{name}`" for name in workload.check_presets]
+    return f"preset{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+
+
+def _reference_lead(workload: Workload) -> str:
+    arguments = ", ".join(workload.arguments)
+    if workload.file:
+        return f"`workload({arguments})` in this file is what yours must return."
+    arrays = ", ".join(workload.presets["v6e"].args)
+    return (
+        f"`{workload.reference.__name__}(CONFIG, {arrays})` below is what "
+        f"`workload({arguments})` must return."
+    )
 
 
 def _signature_lines(workload: Workload) -> list[str]:
@@ -50,15 +66,17 @@ def task_text(workload: Workload, target: str = "v6e") -> str:
     Raises:
         ValueError: For an unknown target.
     """
-    arguments = ", ".join(workload.arguments)
-    arrays = ", ".join(workload.presets["v6e"].args)
+    origin = ", ".join(filter(None, (workload.upstream_name, workload.model)))
     sizes = workload.sizes["v6e"]
     contract = _CONTRACT.format(
-        arguments=arguments, rel=workload.tolerance.rel, xla_factor=workload.tolerance.xla_factor
+        arguments=", ".join(workload.arguments),
+        checked=_checked(workload),
+        rel=workload.tolerance.rel,
+        xla_factor=workload.tolerance.xla_factor,
     )
     return "\n".join(
         [
-            f"# {workload.id} ({workload.upstream_name}, {workload.model})",
+            f"# {workload.id} ({origin})",
             "",
             workload.summary,
             "",
@@ -71,8 +89,7 @@ def task_text(workload: Workload, target: str = "v6e") -> str:
             *_signature_lines(workload),
             "",
             "## Reference",
-            "`" + workload.reference.__name__ + f"(CONFIG, {arrays})` below is what "
-            f"`workload({arguments})` must return.",
+            _reference_lead(workload),
             "```python",
             workload.reference_source().rstrip(),
             "```",

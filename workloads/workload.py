@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -75,13 +76,31 @@ class Tolerance:
     floor: float = 2e-3
 
 
+@dataclass(frozen=True)
+class WorkloadFile:
+    """The Python file that a workload of the user's own comes from, as it was when it was read.
+
+    Attributes:
+        path: Absolute path.
+        text: The whole file.
+    """
+
+    path: str
+    text: str
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the text, hexadecimal: two workloads are the same if it is."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
 Shapes = Callable[[Mapping[str, int]], Mapping[str, ArraySpec]]
 Generate = Callable[[np.random.Generator, Preset, str], Mapping[str, np.ndarray]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
-    """One workload of the suite.
+    """One workload: of the suite, or of the user's own. Equal only to itself; hashable.
 
     Attributes:
         id: Name in ``gym.make("JAXBench/<id>")``.
@@ -106,6 +125,9 @@ class Workload:
         published_reference: The published form, where the default one repairs an operator whose
             published form does not depend on its inputs. Reached by ``variant="published"``.
         tolerance: When a result counts as correct.
+        check_presets: Presets at which the numbers are checked. At ``"varied"`` a kernel need
+            not trace.
+        file: Where it comes from, if it is not one of the suite.
         version: Raised whenever inputs, sizes, reference or tolerance change: part of every
             cache key.
     """
@@ -127,6 +149,8 @@ class Workload:
     static_arguments: tuple[str, ...] = ()
     published_reference: Callable[..., Any] | None = None
     tolerance: Tolerance = Tolerance()
+    check_presets: tuple[str, ...] = PRESETS[1:]
+    file: WorkloadFile | None = None
     version: int = 1
 
     @property
@@ -197,8 +221,8 @@ class Workload:
         return chip(target).roofline_ms(self.flops_useful(self.sizes["v6e"]), self.min_hbm_bytes())
 
     def reference_source(self) -> str:
-        """The reference as text."""
-        return inspect.getsource(self.reference)
+        """The reference as text; of a workload from a file the whole file."""
+        return self.file.text if self.file else inspect.getsource(self.reference)
 
     def task_text(self, target: str = "v6e") -> str:
         """The task as a policy reads it: contract, shapes, reference and hardware."""

@@ -13,12 +13,13 @@ import workloads
 from jaxbench_env.evaluator.result import EvalResult, Status
 
 EXIT_NOT_CORRECT, EXIT_EVALUATOR = 1, 3
+LONG_SECONDS = 30
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 class _WorkloadId(click.ParamType):
-    """A workload's id, number or upstream name."""
+    """A workload's id, number or upstream name, or the path of a file that defines one."""
 
     name = "workload"
 
@@ -26,7 +27,7 @@ class _WorkloadId(click.ParamType):
         """Finds the workload."""
         try:
             return workloads.get(value) if isinstance(value, str) else value
-        except workloads.UnknownWorkload as error:
+        except (workloads.UnknownWorkload, workloads.WorkloadFileError) as error:
             self.fail(str(error), param, ctx)
 
 
@@ -90,7 +91,7 @@ def audit_workloads(only: str, seed: int, as_json: bool) -> None:
 @click.argument("workload", type=_WorkloadId())
 @_as_json
 def show(workload: workloads.Workload, as_json: bool) -> None:
-    """Print the task text of WORKLOAD, as a policy gets it."""
+    """Print the task text of WORKLOAD, an id or a path, as a policy gets it."""
     if as_json:
         _print_json({"id": workload.id, "messages": workload.messages()})
     else:
@@ -110,17 +111,35 @@ def evaluate_kernel(
     allow_library_kernels: bool,
     as_json: bool,
 ) -> None:
-    """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD."""
+    """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD.
+
+    WORKLOAD is an id, or the path of a Python file that defines CONFIG, create_inputs and workload;
+    such a file is run, so give only files that you trust.
+    """
     from jaxbench_env import api
 
-    result = api.evaluate(
-        workload, _read(kernel), seed=seed, allow_library_kernels=allow_library_kernels
-    )
+    source = _read(kernel)
+    _announce(workload)
+    result = api.evaluate(workload, source, seed=seed, allow_library_kernels=allow_library_kernels)
     if as_json:
         _print_json(result.to_dict())
     else:
         _show_result(result, kernel)
     sys.exit(_exit_code(result))
+
+
+def _announce(workload: workloads.Workload) -> None:
+    """Says on standard error how long checking the numbers will take, if it is long."""
+    from jaxbench_env.evaluator.estimate import numerics_seconds
+
+    seconds = numerics_seconds(workload)
+    if seconds < LONG_SECONDS:
+        return
+    text = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    hint = "."
+    if "v6e" in workload.check_presets:
+        hint = " at the full size; declare PRESETS in the workload's file to check smaller ones."
+    click.echo(f"Checking the numbers takes about {text}{hint}", err=True)
 
 
 def _read(path: Path) -> str:

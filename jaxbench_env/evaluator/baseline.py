@@ -12,6 +12,7 @@ from typing import Any
 from jaxbench_env.evaluator import store
 from jaxbench_env.evaluator.build import COMPILE_LIMITS, BuildError, Built, Versions, build
 from jaxbench_env.evaluator.judge.pool import pool
+from jaxbench_env.evaluator.judge.worker import named
 from workloads import Workload
 
 # References are ours, and the unrolled one takes minutes; kernels get less.
@@ -104,7 +105,7 @@ def make(workload: Workload, target: str) -> Baseline:
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    _, blobs = pool().ask("numerics", {"do": "reference", "workload": workload.id})
+    _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
     built: Built = build(blobs[0], target, limits=LIMITS)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")

@@ -16,7 +16,9 @@ from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator import tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
+from jaxbench_env.evaluator.estimate import numerics_limit
 from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.result import (
     EvalResult,
     Memory,
@@ -32,7 +34,6 @@ from workloads import Workload, chip
 
 # Raised whenever the same text could get another verdict or time: part of every cache key.
 PROTOCOL = 1
-NUMERICS_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Evaluator:
 
     def _build(self, run: _Run, artefact: bytes, jobs: _Jobs) -> building.Built:
         """Inspects, compiles and prices the full-size artefact."""
-        request = {"do": "inspect", "workload": run.workload.id, "preset": "v6e"}
+        request = {"do": "inspect", **named(run.workload), "preset": "v6e"}
         try:
             run.facts, _ = pool().ask("price", request, [artefact])
         except Refused as refused:
@@ -211,12 +212,13 @@ class Evaluator:
 
 def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     """Compares the interpret-mode programs with the reference on secret inputs."""
-    presets = [p for p in tracing.CHECK_PRESETS if p in run.artefacts]
-    request = {"do": "check", "workload": run.workload.id, "seed": run.seed, "presets": presets}
+    presets = [p for p in run.workload.check_presets if p in run.artefacts]
+    request = {"do": "check", **named(run.workload), "seed": run.seed, "presets": presets}
     blobs = [run.artefacts[p] for p in presets]
+    limit = numerics_limit(run.workload)
     with run.timed("numerics"):
         try:
-            answer, _ = pool().ask("numerics", request, blobs, NUMERICS_SECONDS)
+            answer, _ = pool().ask("numerics", request, blobs, limit)
         except Refused as refused:
             return [], refused
     return [NumericCheck(**c) for c in answer["checks"]], None
@@ -232,13 +234,14 @@ def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
         preset = race["preset"]
         request = {
             "do": "simulated",
-            "workload": run.workload.id,
+            **named(run.workload),
             "preset": preset,
             "seed": tracing.PUBLIC_SEED,
         }
+        limit = numerics_limit(run.workload)
         try:
             blobs = [result, run.artefacts[preset]]
-            answer, _ = pool().ask("simulated", request, blobs, NUMERICS_SECONDS)
+            answer, _ = pool().ask("simulated", request, blobs, limit)
         except Refused as refused:
             return {**race, "outcome": "failed", "reason": str(refused)}
         simulated, plain = (NumericCheck(**c) for c in answer["checks"])

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxbench_env.evaluator.audit import removed_names
+from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.result import Status
 from jaxbench_env.evaluator.sandbox import Job, Limits, sandbox
 from jaxbench_env.evaluator.verdict import Failure, last_line
 from workloads import DRAWS, Workload
 
 PUBLIC_SEED = 0  # inputs of the simulated run: the kernel's author may see them
-CHECK_PRESETS = ("tiles", "varied")
+OPTIONAL_PRESET = "varied"  # a kernel need not trace here
 MAX_SIMULATED_STEPS = 2048
+MAX_SIMULATED_BYTES = 1 << 28  # of inputs
 MAX_ARTEFACT_BYTES = 33 << 20
 LIMITS = Limits(cpu_seconds=120, memory_bytes=4 << 30, disk_bytes=128 << 20)
 
@@ -28,12 +31,13 @@ def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> 
 
     Raises:
         SandboxError: If no process can be started.
+        JudgeError: If the public inputs cannot be made.
     """
-    simulate = sorted(CHECK_PRESETS, key=lambda name: workload.presets[name].nbytes)
+    simulate = _simulated(workload)
     files = {}
     for preset in simulate:
-        arrays = workload.inputs(preset, DRAWS[0], PUBLIC_SEED)
-        files |= {f"{preset}.{i}": a.tobytes() for i, a in enumerate(arrays)}
+        arrays = _public_inputs(workload, preset)
+        files |= {f"{preset}.{i}": data for i, data in enumerate(arrays)}
     job = {
         "source": source,
         "arguments": list(workload.arguments),
@@ -45,6 +49,28 @@ def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> 
     return sandbox().start("trace", job, files=files, limits=limits)
 
 
+def _public_inputs(workload: Workload, preset: str) -> list[bytes]:
+    if workload.file is None:
+        return [a.tobytes() for a in workload.inputs(preset, DRAWS[0], PUBLIC_SEED)]
+    # A judge runs the file: its jax code would start this process's accelerator.
+    request = {"do": "inputs", **named(workload), "preset": preset, "draw": DRAWS[0]}
+    try:
+        return pool().ask("numerics", {**request, "seed": PUBLIC_SEED})[1]
+    except Refused as error:  # there is no candidate yet whose fault it could be
+        raise JudgeError(f"the inputs cannot be made: {error}") from None
+
+
+def _simulated(workload: Workload) -> list[str]:
+    """Check presets whose arrays a simulated run can hold, smallest first."""
+    small = [
+        name
+        for name in workload.check_presets
+        if workload.presets[name].nbytes <= MAX_SIMULATED_BYTES
+        and workload.output(name).nbytes <= LIMITS.disk_bytes // 2
+    ]
+    return sorted(small, key=lambda name: workload.presets[name].nbytes)
+
+
 def _describe(workload: Workload, name: str) -> dict[str, Any]:
     preset, output = workload.presets[name], workload.output(name)
     return {
@@ -53,9 +79,9 @@ def _describe(workload: Workload, name: str) -> dict[str, Any]:
         "config": dict(preset.config),
         "statics": [preset.config[key] for key in workload.static_arguments],
         "output": [list(output.shape), output.dtype],
-        "compile": name not in CHECK_PRESETS,
-        "check": name in CHECK_PRESETS,
-        "optional": name == "varied",
+        "compile": name == "v6e",
+        "check": name in workload.check_presets,
+        "optional": name == OPTIONAL_PRESET,
     }
 
 
@@ -94,7 +120,8 @@ class Trace:
             if kind == "artefact" and known:
                 self._traced.add(f"{preset}.{platform}")
                 yield preset, platform, self._read(f"{preset}.{platform}")
-        if not {"v6e.tpu", "tiles.cpu"} <= self._traced:
+        checked = {f"{p}.cpu" for p in self._workload.check_presets if p != OPTIONAL_PRESET}
+        if not {"v6e.tpu"} | checked <= self._traced:
             raise self._died()
 
     def _read(self, name: str) -> bytes:
@@ -107,6 +134,8 @@ class Trace:
 
     def race(self) -> dict[str, Any]:
         """What the simulated run found: ``outcome``, ``reason``, ``preset``, ``result`` (bytes)."""
+        if not _simulated(self._workload):
+            return {"outcome": "skipped", "reason": "the arrays are too large to simulate"}
         for event in self._events:
             preset = event.get("preset")
             if event["event"] != "race" or f"{preset}.cpu" not in self._traced:

@@ -16,7 +16,7 @@ DRAW_OF = {w.id: workloads.DRAWS[i % 3] for i, w in enumerate(workloads.every())
 
 
 def judge(workload, out, draw, seed=0):
-    _, exact, own = numerics.expected(workload.id, PRESET, draw, seed)
+    _, exact, own = numerics.expected(workload, PRESET, draw, seed)
     return compare(out, exact, own, workload.tolerance, preset=PRESET, draw=draw)
 
 
@@ -38,7 +38,7 @@ def changed(workload, inputs, contraction, change):
 
 @every
 def test_the_reference_is_finite_and_not_constant(workload):
-    _, exact, own = numerics.expected(workload.id, PRESET, DRAW_OF[workload.id], 0)
+    _, exact, own = numerics.expected(workload, PRESET, DRAW_OF[workload.id], 0)
     assert np.isfinite(exact).all() and np.isfinite(own.astype(np.float32)).all()
     assert exact.size == 1 or exact.std() > 0.05 * np.abs(exact).max() / exact.size**0.5
 
@@ -46,7 +46,7 @@ def test_the_reference_is_finite_and_not_constant(workload):
 @every
 def test_what_xla_makes_of_the_reference_passes_with_room(workload):
     draw = DRAW_OF[workload.id]
-    own = numerics.expected(workload.id, PRESET, draw, 0)[2]
+    own = numerics.expected(workload, PRESET, draw, 0)[2]
     check = judge(workload, own, draw)
     assert check.max_ratio <= 0.75 * check.limit
     assert check.rms_limit >= workload.tolerance.floor > 0
@@ -55,13 +55,13 @@ def test_what_xla_makes_of_the_reference_passes_with_room(workload):
 @every
 def test_another_order_of_summation_passes(workload):
     contraction, draw = contracted(workload), DRAW_OF[workload.id]
-    inputs = numerics.expected(workload.id, PRESET, draw, 0)[0]
+    inputs = numerics.expected(workload, PRESET, draw, 0)[0]
 
     def permute(array, axis):
         order = np.random.default_rng(0).permutation(array.shape[axis])
         return np.take(array, order, axis)
 
-    _, own = numerics.references(workload.id, PRESET)
+    _, own = numerics.references(workload, PRESET)
     out = np.asarray(own(*changed(workload, inputs, contraction, permute)))
     assert judge(workload, out, draw).passed
 
@@ -69,7 +69,7 @@ def test_another_order_of_summation_passes(workload):
 @every
 def test_leaving_out_a_hundredth_of_a_sum_fails(workload):
     contraction, draw = contracted(workload), DRAW_OF[workload.id]
-    inputs = numerics.expected(workload.id, PRESET, draw, 0)[0]
+    inputs = numerics.expected(workload, PRESET, draw, 0)[0]
     first = next(iter(contraction))
 
     def shorten(array, axis):
@@ -79,14 +79,14 @@ def test_leaving_out_a_hundredth_of_a_sum_fails(workload):
         array[tuple(last)] = 0
         return array
 
-    exact, _ = numerics.references(workload.id, PRESET)
+    exact, _ = numerics.references(workload, PRESET)
     out = np.asarray(exact(*changed(workload, inputs, {first: contraction[first]}, shorten)))
     assert not judge(workload, out, draw).passed
 
 
 @every
 def test_nothing_degenerate_passes(workload):
-    checks = degenerate.audit(workload.id, DRAW_OF[workload.id], 0)
+    checks = degenerate.audit(workload, DRAW_OF[workload.id], 0)
     assert len(checks) >= 8
     assert not [name for name, check in checks.items() if degenerate.excess(check) <= 1]
 
@@ -96,13 +96,13 @@ def test_nothing_degenerate_passes(workload):
 @pytest.mark.parametrize("draw", workloads.DRAWS)
 def test_nothing_degenerate_passes_on_any_draw(workload, draw):
     for seed in (1, 2):
-        checks = degenerate.audit(workload.id, draw, seed)
+        checks = degenerate.audit(workload, draw, seed)
         assert not [name for name, check in checks.items() if degenerate.excess(check) <= 1]
 
 
 @every
 def test_the_baseline_lowers_for_the_tpu(workload):
-    blob = numerics.export_reference(workload.id)
+    blob = numerics.export_reference(workload)
     exported = jax.export.deserialize(bytearray(blob))
     assert exported.platforms == ("tpu",)
     assert str(exported.out_avals[0].dtype) == workload.output("v6e").dtype

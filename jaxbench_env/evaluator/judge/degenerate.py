@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-import workloads
 from jaxbench_env.evaluator.judge import numerics
 from jaxbench_env.evaluator.judge.compare import compare
 from jaxbench_env.evaluator.result import NumericCheck
@@ -22,10 +21,11 @@ BAND = 64
 CHUNK = 96
 
 
-def audit(workload_id: str, draw: str, seed: int, preset: str = PRESET) -> dict[str, NumericCheck]:
+def audit(
+    workload: Workload, draw: str, seed: int, preset: str = PRESET
+) -> dict[str, NumericCheck]:
     """The judge's opinion of every degenerate result of one draw, by the result's name."""
-    workload = workloads.get(workload_id)
-    _, exact, own = numerics.expected(workload_id, preset, draw, seed)
+    _, exact, own = numerics.expected(workload, preset, draw, seed)
     found = {}
     for name, out in results(workload, draw, seed, preset):
         found[name] = compare(out, exact, own, workload.tolerance, preset=preset, draw=draw)
@@ -41,13 +41,13 @@ def results(
     workload: Workload, draw: str, seed: int, preset: str
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, result) of kernels that leave something out."""
-    inputs, exact, _ = numerics.expected(workload.id, preset, draw, seed)
+    inputs, exact, _ = numerics.expected(workload, preset, draw, seed)
     names = list(workload.presets[preset].args)
     arrays = {
         name: array if array.dtype.kind in "iub" else array.astype(np.float32)
         for name, array in zip(names, inputs, strict=True)
     }
-    reference, _ = numerics.references(workload.id, preset)
+    reference, _ = numerics.references(workload, preset)
 
     def run(changed: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(reference(*{**arrays, **changed}.values()))

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-import workloads
 from jaxbench_env.evaluator.judge import artefact
 from jaxbench_env.evaluator.judge.compare import compare
 from jaxbench_env.evaluator.result import NumericCheck, Status
 from workloads import DRAWS, Workload
 
 MAX_TEMPORARY_BYTES = 6 << 30
+MAX_KEPT_BYTES = 1 << 28  # inputs of a draw that is kept with its results
 
 
 def contract(workload: Workload, preset: str) -> artefact.Contract:
@@ -26,9 +26,8 @@ def contract(workload: Workload, preset: str) -> artefact.Contract:
 
 
 @functools.lru_cache(maxsize=16)
-def references(workload_id: str, preset: str):
+def references(workload: Workload, preset: str):
     """The reference, compiled in float32 at highest precision and in the workload's own dtypes."""
-    workload = workloads.get(workload_id)
     config = workload.presets[preset].config
     reference = functools.partial(workload.reference, config)
 
@@ -40,33 +39,38 @@ def references(workload_id: str, preset: str):
     return jax.jit(exact), jax.jit(reference)
 
 
+def expected(workload: Workload, preset: str, draw: str, seed: int):
+    """Inputs, exact result and XLA's result of one draw; kept for the next candidate if small."""
+    small = workload.presets[preset].nbytes <= MAX_KEPT_BYTES
+    return (_kept if small else _kept.__wrapped__)(workload, preset, draw, seed)
+
+
 @functools.lru_cache(maxsize=24)
-def expected(workload_id: str, preset: str, draw: str, seed: int):
-    """Inputs, exact result and XLA's result of one draw."""
-    inputs = workloads.get(workload_id).inputs(preset, draw, seed)
-    exact, own = references(workload_id, preset)
+def _kept(workload: Workload, preset: str, draw: str, seed: int):
+    inputs = workload.inputs(preset, draw, seed)
+    exact, own = references(workload, preset)
     return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
 
 
-def check(workload_id: str, seed: int, blobs: dict[str, bytes]) -> list[NumericCheck]:
+def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[NumericCheck]:
     """Compares a candidate with the reference at every preset and draw.
 
     A preset's draws end at the first failure: one difference is what the author can work on.
 
     Args:
-        workload_id: The workload.
+        workload: The workload.
         seed: Seed of the secret inputs.
         blobs: Preset -> CPU artefact.
 
     Raises:
         ArtefactError: If an artefact may not be used.
     """
-    workload, checks = workloads.get(workload_id), []
+    checks = []
     for index, (preset, blob) in enumerate(blobs.items()):
         run = _program(workload, preset, blob)
         for number, draw in enumerate(DRAWS):
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
-            inputs, exact, own = expected(workload_id, preset, draw, draw_seed)
+            inputs, exact, own = expected(workload, preset, draw, draw_seed)
             checks.append(
                 compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
             )
@@ -76,18 +80,17 @@ def check(workload_id: str, seed: int, blobs: dict[str, bytes]) -> list[NumericC
 
 
 def check_simulated(
-    workload_id: str, preset: str, seed: int, simulated: bytes, blob: bytes
+    workload: Workload, preset: str, seed: int, simulated: bytes, blob: bytes
 ) -> tuple[NumericCheck, NumericCheck]:
     """Compares both interpreters' results on the public inputs: (simulated, plain).
 
     Raises:
         ArtefactError: If the simulated result has not the size of the workload's output.
     """
-    workload = workloads.get(workload_id)
     spec = workload.output(preset)
     if len(simulated) != spec.nbytes:
         raise artefact.ArtefactError(Status.HACK_SUSPECTED, "the simulated result has a wrong size")
-    inputs, exact, own = expected(workload_id, preset, DRAWS[0], seed)
+    inputs, exact, own = expected(workload, preset, DRAWS[0], seed)
     out = np.frombuffer(simulated, spec.np_dtype).reshape(spec.shape)
     plain = _program(workload, preset, blob)(inputs)
     judge = functools.partial(compare, preset=preset, draw="public")
@@ -114,9 +117,8 @@ def _program(workload: Workload, preset: str, blob: bytes):
     return lambda inputs: np.asarray(compiled(*inputs))
 
 
-def export_reference(workload_id: str, preset: str = "v6e") -> bytes:
+def export_reference(workload: Workload, preset: str = "v6e") -> bytes:
     """The reference as a TPU artefact: what XLA is to be compared with."""
-    workload = workloads.get(workload_id)
     chosen = workload.presets[preset]
     specs = [jax.ShapeDtypeStruct(s.shape, s.np_dtype) for s in chosen.args.values()]
     function = functools.partial(workload.reference, chosen.config)

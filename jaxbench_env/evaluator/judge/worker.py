@@ -16,7 +16,10 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workloads import Workload
 
 MAX_MESSAGE_BYTES = 1 << 30
 
@@ -38,34 +41,60 @@ def receive(connection: Connection) -> tuple[dict[str, Any], list[bytes]]:
     return header, [connection.recv_bytes(MAX_MESSAGE_BYTES) for _ in range(header["blobs"])]
 
 
+def named(workload: Workload) -> dict[str, Any]:
+    """The part of a request that names a workload; one from a file brings its file along.
+
+    The text goes with it, so that a file that is edited meanwhile stays what it was.
+    """
+    if workload.file is None:
+        return {"workload": workload.id}
+    return {"workload": workload.id, "file": dataclasses.asdict(workload.file)}
+
+
+def _workload(request: dict[str, Any]) -> Workload:
+    """The workload that a request names; the same object for the same file."""
+    import workloads
+    from workloads.from_file import load_text
+
+    if "file" in request:
+        return load_text(workloads.WorkloadFile(**request["file"]))
+    return workloads.get(request["workload"])
+
+
 def _check(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    named = dict(zip(request["presets"], blobs, strict=True))
-    checks = numerics.check(request["workload"], request["seed"], named)
+    artefacts = dict(zip(request["presets"], blobs, strict=True))
+    checks = numerics.check(_workload(request), request["seed"], artefacts)
     return {"checks": [dataclasses.asdict(c) for c in checks]}, []
 
 
 def _simulated(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    pair = numerics.check_simulated(request["workload"], request["preset"], request["seed"], *blobs)
+    workload = _workload(request)
+    pair = numerics.check_simulated(workload, request["preset"], request["seed"], *blobs)
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
 
 def _degenerate(request, blobs):
     from jaxbench_env.evaluator.judge import degenerate
 
-    checks = degenerate.audit(request["workload"], request["draw"], request["seed"])
+    checks = degenerate.audit(_workload(request), request["draw"], request["seed"])
     return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
+
+
+def _inputs(request, blobs):
+    workload = _workload(request)
+    arrays = workload.inputs(request["preset"], request["draw"], request["seed"])
+    return {}, [array.tobytes() for array in arrays]
 
 
 def _inspect(request, blobs):
     """Facts about the full-size TPU artefact."""
-    import workloads
     from jaxbench_env.evaluator.judge import artefact, numerics
 
-    workload = workloads.get(request["workload"])
+    workload = _workload(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
     return {
         "pallas_calls": len(facts.calls),
@@ -79,7 +108,7 @@ def _inspect(request, blobs):
 def _reference(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    return {}, [numerics.export_reference(request["workload"])]
+    return {}, [numerics.export_reference(_workload(request))]
 
 
 def _price(request, blobs):
@@ -93,6 +122,7 @@ _HANDLERS = {
     "check": _check,
     "simulated": _simulated,
     "degenerate": _degenerate,
+    "inputs": _inputs,
     "inspect": _inspect,
     "reference": _reference,
     "price": _price,
