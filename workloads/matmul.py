@@ -85,7 +85,7 @@ register(
         },
         sizes={
             "v6e": {"M": 8192, "K": 8192, "N": 28672},
-            "tiles": {"M": 2048, "K": 2048, "N": 1024},
+            "tiles": {"M": 2048, "K": 2048, "N": 2048},
             "varied": {"M": 384, "K": 768, "N": 1536},
         },
         generate=_generate_gemm,

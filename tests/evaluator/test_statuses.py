@@ -93,6 +93,15 @@ def test_a_kernel_that_is_wrong_only_at_odd_sizes_is_incorrect(attempts):
     assert "preset varied" in result.message and "scaled by 2" in result.message
 
 
+def test_an_empty_grid_is_a_kernel_for_other_sizes(attempts):
+    blocks = "    block = max(size for size in (ROWS, 64, 8) if rows % size == 0)"
+    assert blocks in attempts["ok"]
+    text = attempts["ok"].replace(blocks, "    block = 1024")
+    result = evaluate("rms_norm", text, seed=1)
+    assert "shape_specialised" in result.flags
+    assert "empty grid at preset varied" in result.message
+
+
 def test_a_program_that_depends_on_the_platform_is_suspected(attempts):
     body = "jax.lax.platform_dependent(out, tpu=lambda o: o, default=lambda o: o + 0)"
     text = attempts["ok"].replace("return out.res", f"out = {body}\n    return out.res")

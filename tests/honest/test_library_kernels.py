@@ -9,7 +9,7 @@ from jaxbench_env import Evaluator
 
 HERE = Path(__file__).parent
 LIBRARY = sorted(path.stem for path in (HERE / "library").glob("*.py"))
-FAST = "megablox_gmm"
+FAST = "sparse_attention"
 # Plain interpret mode has no masked store to an index that is a Python integer, as of jax 0.12.
 NOT_INTERPRETED = pytest.mark.xfail(reason="jax: no such store in interpret mode", strict=True)
 

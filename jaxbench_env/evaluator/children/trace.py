@@ -150,6 +150,12 @@ def _trace(source: str, preset: dict, names: list[str]):
             "`workload` calls no Pallas kernel; the work must be done in pl.pallas_call "
             "(or pl.kernel)",
         )
+    if any(0 in _grid(equation) for equation in _pallas_equations(jaxpr.jaxpr)):
+        raise KernelError(
+            "trace_error",
+            f"a Pallas call has an empty grid at preset {preset['name']}: a block is larger than "
+            "its array; use pl.cdiv, or a block of at most the array's size",
+        )
     if "platform_index" in _primitives(jaxpr.jaxpr):
         raise KernelError(
             "hack_suspected",
@@ -246,14 +252,15 @@ def _export(closed, specs, interpret, platform: str) -> bytes:
     return blob
 
 
+def _grid(equation) -> tuple[int, ...]:
+    """The grid of a Pallas call; dynamic bounds count as 1."""
+    mapping = equation.params.get("grid_mapping")
+    return tuple(g if isinstance(g, int) else 1 for g in mapping.grid) if mapping else ()
+
+
 def _grid_steps(closed) -> int:
     """Grid steps of all Pallas calls, loops around them not counted."""
-    steps = 0
-    for equation in _pallas_equations(closed.jaxpr):
-        mapping = equation.params.get("grid_mapping")
-        grid = mapping.grid if mapping is not None else ()
-        steps += math.prod(g if isinstance(g, int) else 1 for g in grid)
-    return steps
+    return sum(math.prod(_grid(equation)) for equation in _pallas_equations(closed.jaxpr))
 
 
 # ------------------------------------------------------------------------------ simulated run
