@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from workloads import draws
 from workloads.registry import register
 from workloads.workload import ArraySpec, Preset, Tolerance, Workload
 
@@ -67,14 +68,6 @@ def conv2d_group_norm_tanh_hard_swish_residual_add_log_sum_exp(
     return jax.nn.logsumexp(z + h, axis=1, keepdims=True)
 
 
-def _normal(rng: np.random.Generator, shape, scale=1.0, mean=0.0) -> np.ndarray:
-    return np.float32(mean) + np.float32(scale) * rng.standard_normal(shape, np.float32)
-
-
-def _uniform(rng: np.random.Generator, low, high, shape) -> np.ndarray:
-    return rng.uniform(low, high, shape).astype(np.float32)
-
-
 def _images(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.ndarray:
     """Images in which no sample, channel, row or column is like the others.
 
@@ -90,10 +83,13 @@ def _images(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.n
     if draw == "shifted":
         x = np.float32(12**0.5) * (rng.random(shape, np.float32) - np.float32(0.4))
     else:
-        x = _normal(rng, shape)
+        x = draws.normal(rng, shape)
     if draw == "structured":
         patches = (batch, channels, -(-height // 16), -(-width // 16))
-        contrast, level = _uniform(rng, 0.5, 1.25, patches), _normal(rng, patches, 0.3)
+        contrast, level = (
+            draws.uniform(rng, 0.5, 1.25, patches),
+            draws.normal(rng, patches, std=0.3),
+        )
         contrast, level = (
             a.repeat(16, 2).repeat(16, 3)[:, :, :height, :width] for a in (contrast, level)
         )
@@ -105,7 +101,7 @@ def _images(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.n
 
 def _filters(rng: np.random.Generator, shape: tuple[int, ...], scale=1.0) -> np.ndarray:
     """Filters whose output has about `scale` times the magnitude of the input."""
-    return _normal(rng, shape, scale / np.sqrt(np.prod(shape[1:])))
+    return draws.normal(rng, shape, std=scale / np.sqrt(np.prod(shape[1:])))
 
 
 def _generate_relu(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
@@ -115,12 +111,12 @@ def _generate_relu(rng: np.random.Generator, preset: Preset, draw: str) -> dict[
     moves the point where the relu cuts, the second is added after it.
     """
     out = preset.config["Cout"]
-    magnitude = _uniform(rng, 0.5, 1.5, (out, 1, 1, 1))
+    magnitude = draws.uniform(rng, 0.5, 1.5, (out, 1, 1, 1))
     return {
         "x": _images(rng, preset.args["x"].shape, draw),
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude,
-        "conv_bias": _normal(rng, out, 0.5, -0.5 if draw == "shifted" else 0),
-        "bias": _normal(rng, (out, 1, 1), 0.5),
+        "conv_bias": draws.normal(rng, out, mean=-0.5 if draw == "shifted" else 0, std=0.5),
+        "bias": draws.normal(rng, (out, 1, 1), std=0.5),
     }
 
 
@@ -145,9 +141,9 @@ def _generate_instance_norm(
     return {
         "x": _images(rng, preset.args["x"].shape, draw),
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None],
-        "conv_bias": _uniform(rng, -0.5, 0.5, out) * magnitude,
-        "in_weight": _uniform(rng, 0.5, 1.5, out),
-        "in_bias": _uniform(rng, -0.8, 0.8, out),
+        "conv_bias": draws.uniform(rng, -0.5, 0.5, out) * magnitude,
+        "in_weight": draws.uniform(rng, 0.5, 1.5, out),
+        "in_bias": draws.uniform(rng, -0.8, 0.8, out),
     }
 
 
@@ -166,9 +162,9 @@ def _generate_batch_norm(
         "x": _images(rng, preset.args["x"].shape, draw),
         "conv_weight": _filters(rng, preset.args["conv_weight"].shape)
         * magnitude[:, None, None, None],
-        "conv_bias": _uniform(rng, -0.8, 0.8, out) * magnitude,
-        "bn_weight": _uniform(rng, 0.5, 1.5, out),
-        "bn_bias": _uniform(rng, -0.8, 0.8, out),
+        "conv_bias": draws.uniform(rng, -0.8, 0.8, out) * magnitude,
+        "bn_weight": draws.uniform(rng, 0.5, 1.5, out),
+        "bn_bias": draws.uniform(rng, -0.8, 0.8, out),
     }
 
 
@@ -183,13 +179,13 @@ def _generate_gelu_pool(
     the plane cannot tell a filter from its mirror image, and hardly misses a row.
     """
     shape, out = preset.args["x"].shape, preset.config["Cout"]
-    x = _images(rng, shape, draw) + _normal(rng, (*shape[:2], 1, 1))
+    x = _images(rng, shape, draw) + draws.normal(rng, (*shape[:2], 1, 1))
     x[..., -2:, :] *= 3
     x[..., -2:] *= -2
     return {
         "x": x,
         "weight": _filters(rng, preset.args["weight"].shape),
-        "bias": _normal(rng, out),
+        "bias": draws.normal(rng, out),
     }
 
 
@@ -207,8 +203,8 @@ def _generate_log_sum_exp(
     """
     out, shape = preset.config["Cout"], preset.args["conv_weight"].shape
     groups = preset.config["groups"]
-    magnitude = _uniform(rng, 0.3, 1, groups)
-    bias = _uniform(rng, -1.2, -0.6, groups) * (-1) ** np.arange(groups)
+    magnitude = draws.uniform(rng, 0.3, 1, groups)
+    bias = draws.uniform(rng, -1.2, -0.6, groups) * (-1) ** np.arange(groups)
     magnitude, bias = (a.repeat(out // groups) for a in (magnitude, bias))
     shared = _filters(rng, (1, *shape[1:]))
     level = 0.8 + np.log(out)
@@ -217,9 +213,9 @@ def _generate_log_sum_exp(
     return {
         "x": x,
         "conv_weight": shared + magnitude[:, None, None, None] * _filters(rng, shape),
-        "conv_bias": bias + _normal(rng, out, 0.4, -level),
-        "gn_weight": _normal(rng, out, 0.5, 1),
-        "gn_bias": _normal(rng, out, 0.5, 0.5),
+        "conv_bias": bias + draws.normal(rng, out, mean=-level, std=0.4),
+        "gn_weight": draws.normal(rng, out, mean=1, std=0.5),
+        "gn_bias": draws.normal(rng, out, mean=0.5, std=0.5),
     }
 
 

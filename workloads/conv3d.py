@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from workloads import draws
 from workloads.registry import register
 from workloads.workload import ArraySpec, Preset, Tolerance, Workload
 
@@ -51,14 +52,6 @@ def conv3d_mish_tanh(CONFIG, x, weight, bias):
     return jnp.tanh(z * jnp.tanh(jnp.log(1 + jnp.exp(z))))
 
 
-def _normal(rng: np.random.Generator, shape, scale=1.0, mean=0.0) -> np.ndarray:
-    return np.float32(mean) + np.float32(scale) * rng.standard_normal(shape, np.float32)
-
-
-def _uniform(rng: np.random.Generator, low, high, shape) -> np.ndarray:
-    return rng.uniform(low, high, shape).astype(np.float32)
-
-
 def _volumes(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.ndarray:
     """Volumes in which no sample, depth, row or column is like the others.
 
@@ -73,10 +66,10 @@ def _volumes(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.
     if draw == "shifted":
         x = np.float32(12**0.5) * (rng.random(shape, np.float32) - np.float32(0.4))
     else:
-        x = _normal(rng, shape)
+        x = draws.normal(rng, shape)
     if draw == "structured":
         blocks = (batch, channels, -(-depth // 2), -(-height // 8), -(-width // 8))
-        contrast, level = _uniform(rng, 0.5, 1.25, blocks), _normal(rng, blocks, 0.3)
+        contrast, level = draws.uniform(rng, 0.5, 1.25, blocks), draws.normal(rng, blocks, std=0.3)
         contrast, level = (
             a.repeat(2, 2).repeat(8, 3).repeat(8, 4)[:, :, :depth, :height, :width]
             for a in (contrast, level)
@@ -90,7 +83,7 @@ def _volumes(rng: np.random.Generator, shape: tuple[int, ...], draw: str) -> np.
 
 def _filters(rng: np.random.Generator, shape: tuple[int, ...], scale=1.0) -> np.ndarray:
     """Filters whose output has about `scale` times the magnitude of the input."""
-    return _normal(rng, shape, scale / np.sqrt(np.prod(shape[1:])))
+    return draws.normal(rng, shape, std=scale / np.sqrt(np.prod(shape[1:])))
 
 
 def _generate_group_norm(
@@ -111,20 +104,20 @@ def _generate_group_norm(
     """
     shape, out = preset.args["x"].shape, preset.config["Cout"]
     groups = preset.config["num_groups"]
-    x = _volumes(rng, shape, draw) + _normal(rng, (*shape[:2], 1, 1, 1))
+    x = _volumes(rng, shape, draw) + draws.normal(rng, (*shape[:2], 1, 1, 1))
     x[:, :, -2:] *= 2
     x[..., -2:, :] *= 3
     x[..., -2:] *= -3
     magnitude = np.float32(10) ** rng.permutation(np.linspace(-3.2, 0.3, groups))
     magnitude = magnitude.astype(np.float32).repeat(out // groups)
-    gamma = (_uniform(rng, 1, 3, out) * (-1) ** np.arange(out)).reshape(groups, -1)
+    gamma = (draws.uniform(rng, 1, 3, out) * (-1) ** np.arange(out)).reshape(groups, -1)
     gamma -= np.float32(0.7) * gamma.mean(1, keepdims=True)
     return {
         "x": x,
         "weight": _filters(rng, preset.args["weight"].shape) * magnitude[:, None, None, None, None],
-        "conv_bias": _normal(rng, out, 0.5) * magnitude,
+        "conv_bias": draws.normal(rng, out, std=0.5) * magnitude,
         "gamma": gamma.reshape(-1),
-        "beta": _normal(rng, out, 0.3, 0.2),
+        "beta": draws.normal(rng, out, mean=0.2, std=0.3),
     }
 
 
@@ -144,13 +137,13 @@ def _generate_transposed(
     magnitude = np.float32(10) ** rng.permutation(np.linspace(-3, 0.3, out))
     magnitude = magnitude.astype(np.float32)
     # An output touches 2 x 2 x 2 of the taps of every input channel.
-    weight = _normal(rng, taps, (8 * taps[0]) ** -0.5) * magnitude[:, None, None, None]
+    weight = draws.normal(rng, taps, std=(8 * taps[0]) ** -0.5) * magnitude[:, None, None, None]
     return {
         "x": _volumes(rng, preset.args["x"].shape, draw),
         "conv_weight": weight,
-        "conv_bias": _uniform(rng, -0.5, 0.5, out) * magnitude,
-        "ln_weight": _uniform(rng, 0.5, 1.5, width),
-        "ln_bias": _uniform(rng, -0.8, 0.8, width),
+        "conv_bias": draws.uniform(rng, -0.5, 0.5, out) * magnitude,
+        "ln_weight": draws.uniform(rng, 0.5, 1.5, width),
+        "ln_bias": draws.uniform(rng, -0.8, 0.8, width),
     }
 
 
@@ -164,7 +157,7 @@ def _generate_mish(rng: np.random.Generator, preset: Preset, draw: str) -> dict[
     return {
         "x": _volumes(rng, preset.args["x"].shape, draw),
         "weight": _filters(rng, preset.args["weight"].shape, 0.8),
-        "bias": _uniform(rng, -0.25, 1.5, out),
+        "bias": draws.uniform(rng, -0.25, 1.5, out),
     }
 
 

@@ -12,6 +12,13 @@ def normal(
     return np.float32(mean) + np.float32(std) * rng.standard_normal(shape, np.float32)
 
 
+def uniform(
+    rng: np.random.Generator, low: float, high: float, shape: int | tuple[int, ...]
+) -> np.ndarray:
+    """Uniformly distributed numbers."""
+    return rng.uniform(low, high, shape).astype(np.float32)
+
+
 def blocks(rng: np.random.Generator, size: int, block: int = 128) -> np.ndarray:
     """A magnitude between 0.5 and 1.5 for each of `size` places, the same within a block."""
     return rng.uniform(0.5, 1.5, -(-size // block)).astype(np.float32).repeat(block)[:size]

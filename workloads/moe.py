@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from workloads import draws
 from workloads.registry import register
 from workloads.workload import ArraySpec, Preset, Tolerance, Workload
 
@@ -58,14 +59,6 @@ def ragged_dot(CONFIG, x, weights):
     return jnp.einsum("gmk,gkn->gmn", x, weights)
 
 
-def _normal(rng: np.random.Generator, shape, scale=1.0) -> np.ndarray:
-    return np.float32(scale) * rng.standard_normal(shape, np.float32)
-
-
-def _uniform(rng: np.random.Generator, low, high, shape) -> np.ndarray:
-    return rng.uniform(low, high, shape).astype(np.float32)
-
-
 def _router_logits(rng: np.random.Generator, tokens: int, experts: int, draw: str) -> np.ndarray:
     """Logits of every token, with a gap below its two largest.
 
@@ -99,20 +92,21 @@ def _generate_moe(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     """
     shape, (width, experts) = preset.args["x"].shape, preset.args["router_weights"].shape
     mlp = preset.config["M"]
-    x = _normal(rng, shape)
+    x = draws.normal(rng, shape)
     if draw == "shifted":
         x = np.float32(0.9) * x + np.float32(0.4)
     x = x.reshape(-1, width)
-    router = _normal(rng, (width, experts), width**-0.5)
+    router = draws.normal(rng, (width, experts), std=width**-0.5)
     wanted = _router_logits(rng, len(x), experts, draw)
     x += (wanted - x @ router) @ np.linalg.pinv(router)
-    magnitude = _uniform(rng, 0.7, 1.3, (experts, 1, 1))
+    magnitude = draws.uniform(rng, 0.7, 1.3, (experts, 1, 1))
     return {
         "x": x.reshape(shape),
         "router_weights": router,
-        "expert_gate_kernels": _normal(rng, (experts, width, mlp), width**-0.5),
-        "expert_up_kernels": _normal(rng, (experts, width, mlp), width**-0.5),
-        "expert_down_kernels": _normal(rng, (experts, mlp, width), 2 * mlp**-0.5) * magnitude,
+        "expert_gate_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
+        "expert_up_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
+        "expert_down_kernels": draws.normal(rng, (experts, mlp, width), std=2 * mlp**-0.5)
+        * magnitude,
     }
 
 
@@ -155,11 +149,11 @@ def _generate_gmm(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     that a kernel which leaves them anything but zero is wrong.
     """
     (rows, width), (groups, _, cols) = preset.args["lhs"].shape, preset.args["rhs"].shape
-    lhs = _normal(rng, (rows, width))
-    rhs = _normal(rng, (groups, width, cols), width**-0.5)
+    lhs = draws.normal(rng, (rows, width))
+    rhs = draws.normal(rng, (groups, width, cols), std=width**-0.5)
     if draw == "shifted":
         lhs = np.float32(0.7) * lhs + np.float32(0.5)
-    rhs *= _uniform(rng, 0.6, 1.4, (groups, 1, 1))
+    rhs *= draws.uniform(rng, 0.6, 1.4, (groups, 1, 1))
     sizes = _group_sizes(rng, groups, rows, preset.config["max_expert_size"], draw)
     return {"lhs": lhs, "rhs": rhs, "group_sizes": sizes}
 
@@ -174,16 +168,16 @@ def _generate_ragged_dot(
     whole result; `structured` gives every block of 64 rows and of 128 columns its own magnitude.
     """
     (groups, rows, width), (_, _, cols) = preset.args["x"].shape, preset.args["weights"].shape
-    x = _normal(rng, (groups, rows, width))
-    weights = _normal(rng, (groups, width, cols), width**-0.5)
+    x = draws.normal(rng, (groups, rows, width))
+    weights = draws.normal(rng, (groups, width, cols), std=width**-0.5)
     if draw == "shifted":
         x = np.float32(0.5) * x + np.float32(0.25)
         weights = 2 * weights + np.float32(width**-0.5)
     elif draw == "structured":
-        x *= _uniform(rng, 0.5, 2, (groups, -(-rows // 64), 1)).repeat(64, 1)[:, :rows]
-        blocks = _uniform(rng, 0.5, 2, (groups, 1, -(-cols // 128)))
+        x *= draws.uniform(rng, 0.5, 2, (groups, -(-rows // 64), 1)).repeat(64, 1)[:, :rows]
+        blocks = draws.uniform(rng, 0.5, 2, (groups, 1, -(-cols // 128)))
         weights *= blocks.repeat(128, 2)[:, :, :cols]
-    weights *= _uniform(rng, 0.6, 1.4, (groups, 1, 1))
+    weights *= draws.uniform(rng, 0.6, 1.4, (groups, 1, 1))
     return {"x": x, "weights": weights}
 
 
