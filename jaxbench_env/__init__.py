@@ -5,7 +5,7 @@
 """
 
 from jaxbench_env.api import evaluate, evaluate_many
-from jaxbench_env.env import KernelEnv
+from jaxbench_env.env import KernelEnv, SuiteEnv
 from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.result import EvalResult, Stage, Status
 from jaxbench_env.extract import extract_source
@@ -21,6 +21,7 @@ __all__ = [
     "SourceText",
     "Stage",
     "Status",
+    "SuiteEnv",
     "evaluate",
     "evaluate_many",
     "extract_source",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -98,11 +98,10 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             modes = ", ".join(self.metadata["render_modes"])
             raise ValueError(f"unknown render_mode {render_mode!r}; it is one of {modes}")
         workloads.chip(target)
-        self.workload = workloads.get(workload) if isinstance(workload, str) else workload
         self.max_attempts, self.target, self.render_mode = max_attempts, target, render_mode
         self.evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
         self._reward = rewards.get(reward)
-        self._task = self.workload.task_text(target)
+        self._choose(workloads.get(workload) if isinstance(workload, str) else workload)
         self.last_result: EvalResult | None = None
         self._feedback, self._attempt, self._best = "", 0, {}
         self._over = True
@@ -129,21 +128,30 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
         Args:
             seed: Makes the secret inputs of all following attempts reproducible.
-            options: None are known.
+            options: None are known here; see `SuiteEnv`.
 
         Raises:
             ValueError: For unknown options.
             BuildError: If the baseline cannot be compiled.
         """
         super().reset(seed=seed)
-        if options:
-            raise ValueError(f"unknown options: {', '.join(map(str, options))}; none are known")
+        self._apply(options or {})
         self._baseline = self.evaluator.baseline(self.workload)
         self.last_result, self._feedback = None, ""
         self._attempt, self._best, self._over = 0, {}, False
         if self.render_mode == "human":
             self._print()
         return self._observation(), self._info()
+
+    def _apply(self, options: dict[str, Any]) -> None:
+        """Acts on the options of `reset`."""
+        if options:
+            raise ValueError(f"unknown options: {', '.join(map(str, options))}; none are known")
+
+    def _choose(self, workload: workloads.Workload) -> None:
+        """Makes a workload that of the coming episode."""
+        self.workload = workload
+        self._task = workload.task_text(self.target)
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Evaluates one kernel text. Never raises for anything that the text does.
@@ -222,6 +230,57 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
     def _print(self) -> None:
         print(self._text(), flush=True)
+
+
+class SuiteEnv(KernelEnv):
+    """All workloads in one environment: every `reset` draws one of them.
+
+    Spaces, rewards and episodes are those of `KernelEnv`; the task text says which workload it is,
+    and so does ``info["workload"]``.
+    """
+
+    def __init__(
+        self,
+        subset: Sequence[str] | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ):
+        """Makes the environment.
+
+        Args:
+            subset: Ids to draw from; all of them by default. `workloads.data.split` has splits.
+            weights: Relative weight of an id; 1 for those that are not named.
+            **kwargs: As for `KernelEnv`.
+
+        Raises:
+            UnknownWorkload: For an unknown id.
+            ValueError: For an empty subset, for weights of other ids, or weights that are negative
+                or all zero.
+        """
+        self.subset = tuple(workloads.get(name).id for name in subset or workloads.ids())
+        if subset is not None and not subset:
+            raise ValueError("subset is empty; leave it out to draw from all workloads")
+        foreign = set(weights or {}) - set(self.subset)
+        if foreign:
+            raise ValueError(f"weights for workloads outside the subset: {', '.join(foreign)}")
+        values = np.array([(weights or {}).get(name, 1.0) for name in self.subset], np.float64)
+        if (values < 0).any() or not np.isfinite(values).all() or not values.any():
+            raise ValueError("weights are finite numbers of at least 0, and not all 0")
+        self._probabilities = values / values.sum()
+        super().__init__(self.subset[0], **kwargs)
+
+    def _apply(self, options: dict[str, Any]) -> None:
+        """``options={"workload": id}`` pins the workload; otherwise one is drawn."""
+        pinned = options.get("workload")
+        unknown = set(options) - {"workload"}
+        if unknown:
+            raise ValueError(f"unknown options: {', '.join(unknown)}; 'workload' is known")
+        if pinned is None:
+            pinned = self.subset[
+                int(self.np_random.choice(len(self.subset), p=self._probabilities))
+            ]
+        self._choose(workloads.get(pinned))
 
 
 def _known(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,15 @@
+import json
+from pathlib import Path
+
 import pytest
 
 import workloads
 from jaxbench_env import evaluate, evaluate_many
 from jaxbench_env.evaluator import baseline as baselines
 from jaxbench_env.evaluator import store
-from jaxbench_env.evaluator.evaluator import Evaluator
+from jaxbench_env.evaluator.build import Versions
+from jaxbench_env.evaluator.evaluator import PROTOCOL, Evaluator
+from workloads.data import published
 
 
 def test_many_results_come_in_order(attempts, capsys):
@@ -30,11 +35,47 @@ def test_mistakes_of_the_caller_raise_before_anything_runs(attempts):
 
 def test_a_baseline_is_compiled_once_and_kept(monkeypatch):
     workload = workloads.get("rms_norm")
+    monkeypatch.setattr(baselines, "shipped", lambda versions: {})
+    monkeypatch.setattr(baselines, "_known", {})
     first = Evaluator().baseline(workload)
     monkeypatch.setattr(baselines, "_known", {})
     monkeypatch.setattr(baselines, "build", None)  # a second compile would raise
     assert Evaluator().baseline(workload) == first
     assert first.ms > workload.roofline_ms()
+
+
+TABLES = sorted((Path(baselines.__file__).parent / "data").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_shipped_table_is_complete_and_up_to_date(path):
+    table = json.loads(path.read_text())
+    assert path.name == baselines.data_file(Versions(**table["versions"]))
+    assert list(table["workloads"]) == list(workloads.ids())
+    for name, row in table["workloads"].items():
+        workload = workloads.get(name)
+        assert row["fingerprint"] == baselines.fingerprint(workload, "v6e", PROTOCOL), name
+        baseline = baselines.Baseline.from_dict(row["baseline"])
+        assert baseline.hbm_used >= workload.min_hbm_bytes()
+        least = workload.min_hbm_bytes() / workloads.chip("v6e").hbm_bytes_per_second * 1e3
+        assert baseline.ms > 0.99 * least
+
+
+def test_both_supported_compilers_have_a_table():
+    assert len(TABLES) == 2
+
+
+def test_predictions_stay_near_the_published_times():
+    """Programs of another compiler, so only the order of magnitude of all and the bulk count."""
+    table = json.loads(TABLES[0].read_text())["workloads"]
+    ratios = [
+        row["baseline"]["ms"] / published(name).baseline_ms
+        for name, row in table.items()
+        if published(name).baseline_ms and not row["baseline"]["uncertain"]
+    ]
+    assert len(ratios) > 35
+    assert all(0.4 < ratio < 1.6 for ratio in ratios)
+    assert sum(0.85 < ratio < 1.15 for ratio in ratios) > 0.8 * len(ratios)
 
 
 def test_a_damaged_cache_file_is_made_again(monkeypatch):

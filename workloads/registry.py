@@ -68,8 +68,7 @@ def _find(name: str) -> Workload:
     if found is not None:
         return found
     for workload in _WORKLOADS.values():
-        full = f"{workload.number}_{workload.upstream_name}"
-        if workload.number and name in (workload.number, workload.upstream_name, full):
+        if name in workload.names or name == workload.upstream_name:
             return workload
     near = difflib.get_close_matches(name, _WORKLOADS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known ids: {', '.join(_WORKLOADS)}"

@@ -154,6 +154,12 @@ class Workload:
     version: int = 1
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which it can be found: id, published name with its number, number."""
+        published = (f"{self.number}_{self.upstream_name}", self.number) if self.number else ()
+        return (self.id, *published)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """Names of all arguments of ``workload``, arrays first."""
         return (*self.presets["v6e"].args, *self.static_arguments)

@@ -42,41 +42,49 @@ def main() -> None:
 
 
 @main.command("list")
+@click.option("--family", help="Only workloads of this family.")
+@click.option("--sort", default="number", show_default=True, help="Column to sort by.")
 @_as_json
-def list_workloads(as_json: bool) -> None:
-    """List the workloads."""
-    rows = [
-        {
-            "id": w.id,
-            "number": w.number,
-            "model": w.model,
-            "family": w.family,
-            "inputs": [str(s) for s in w.presets["v6e"].args.values()],
-            "flops": w.flops(w.sizes["v6e"]),
-            "flops_useful": w.flops_useful(w.sizes["v6e"]),
-            "hbm_bytes_min": w.min_hbm_bytes(),
-            "roofline_ms": w.roofline_ms(),
-        }
-        for w in workloads.every()
-    ]
+def list_workloads(family: str | None, sort: str, as_json: bool) -> None:
+    """List the workloads: work, traffic, roofline, published and predicted times."""
+    from jaxbench_env.cli import listing
+
+    try:
+        rows = listing.rows(family, sort)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     if as_json:
         _print_json(rows)
-        return
-    from rich.console import Console
-    from rich.table import Table
+    else:
+        listing.show(rows)
 
-    table = Table("id", "number", "model", "GFLOP", "useful", "MB", "roofline ms")
-    for row in rows:
-        table.add_row(
-            row["id"],
-            row["number"],
-            row["model"],
-            f"{row['flops'] / 1e9:,.0f}",
-            f"{row['flops_useful'] / 1e9:,.0f}",
-            f"{row['hbm_bytes_min'] / 1e6:,.0f}",
-            f"{row['roofline_ms']:.3f}",
-        )
-    Console().print(table)
+
+@main.group()
+def audit() -> None:
+    """Check that verdicts can be trusted."""
+
+
+@audit.command("workloads")
+@click.option("--only", default="", help="Comma-separated ids.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
+@_as_json
+def audit_workloads(only: str, seed: int, as_json: bool) -> None:
+    """Hold kernels that do less than the whole operator against every workload's inputs.
+
+    None of them may pass; the exit code is 1 if one does.
+    """
+    from jaxbench_env.cli import audits
+
+    try:
+        chosen = [workloads.get(name) for name in filter(None, only.split(","))]
+    except workloads.UnknownWorkload as error:
+        raise click.UsageError(str(error)) from None
+    rows = audits.audit_workloads(chosen or list(workloads.every()), seed)
+    if as_json:
+        _print_json(rows)
+    else:
+        audits.show(rows)
+    sys.exit(EXIT_NOT_CORRECT if any(row["passing"] for row in rows) else 0)
 
 
 @main.command()

@@ -91,13 +91,18 @@ class Built:
 
 
 def build(
-    artefact: bytes, target: str = "v6e", *, watch: Callable[[Job], None] = lambda job: None
+    artefact: bytes,
+    target: str = "v6e",
+    *,
+    limits: Limits = COMPILE_LIMITS,
+    watch: Callable[[Job], None] = lambda job: None,
 ) -> Built:
     """Compiles an artefact for a TPU that is not there and predicts its time.
 
     Args:
         artefact: A TPU artefact.
         target: The chip.
+        limits: What the compile may use.
         watch: Called with the running job, so that another thread can cancel it.
 
     Raises:
@@ -111,7 +116,7 @@ def build(
             "compile",
             {"topology": TOPOLOGIES[target]},
             files={"program": artefact},
-            limits=COMPILE_LIMITS,
+            limits=limits,
             environment={"LIBTPU_INIT_ARGS": DUMP_FLAGS},
         ) as job,
     ):
@@ -119,7 +124,7 @@ def build(
         event = next(iter([*job.events()][-1:]), None)
         ended = job.wait()
         if event is None:
-            raise _died(job)
+            raise _died(job, limits)
         if event["event"] != "compiled":
             raise _rejected(event)
         compiled = time.monotonic()
@@ -155,19 +160,19 @@ def _price(dump: Path) -> tuple[dict[str, Any] | None, str]:
     return {k: v for k, v in answer.items() if k not in ("ok", "blobs")}, ""
 
 
-def _died(job: Job) -> BuildError:
+def _died(job: Job, limits: Limits) -> BuildError:
     """What it means that the compile child ended without a word."""
     ended = job.wait()
     if ended.killed == "timeout":
         return BuildError(
             "timeout",
-            f"the TPU compiler did not finish within {COMPILE_LIMITS.wall_seconds:.0f} s; unrolled "
+            f"the TPU compiler did not finish within {limits.wall_seconds:.0f} s; unrolled "
             "Python loops and very large blocks make the program long",
         )
     if ended.out_of_memory:
         return BuildError(
             "out_of_memory",
-            f"the TPU compiler needed more than {COMPILE_LIMITS.memory_bytes / 1e9:.0f} GB; make "
+            f"the TPU compiler needed more than {limits.memory_bytes / 1e9:.0f} GB; make "
             "the program smaller (fewer unrolled steps, smaller blocks)",
         )
     if ended.killed == "disk":

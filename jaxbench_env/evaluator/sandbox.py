@@ -30,6 +30,8 @@ _MAX_EVENT_BYTES = 1 << 20
 # libtpu reads these when it is loaded; see DESIGN notes in docs of `jax.experimental.topologies`.
 TPU_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
+    # Else the last line of an exception's text is a remark on its traceback.
+    "JAX_TRACEBACK_FILTERING": "off",
     "TPU_ACCELERATOR_TYPE": "v6e-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_SKIP_MDS_QUERY": "1",

@@ -91,3 +91,10 @@ def test_a_kernel_that_is_wrong_only_at_odd_sizes_is_incorrect(attempts):
     result = evaluate("rms_norm", text, seed=1)
     assert result.status == "incorrect"
     assert "preset varied" in result.message and "scaled by 2" in result.message
+
+
+def test_a_program_that_depends_on_the_platform_is_suspected(attempts):
+    body = "jax.lax.platform_dependent(out, tpu=lambda o: o, default=lambda o: o + 0)"
+    text = attempts["ok"].replace("return out.res", f"out = {body}\n    return out.res")
+    result = Evaluator(audit=False).evaluate(workloads.get("rms_norm"), text)
+    assert result.status == "hack_suspected"

@@ -15,7 +15,30 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 FACTS = json.loads((ROOT / "tests" / "fixtures" / "workload_facts.json").read_text())
 # Axes that a kernel does not tile: they may have any size at the small presets.
-OUTER_AXES = {"B", "H"}
+OUTER_AXES = {
+    "B", "Hq", "Hkv", "T", "num_seqs", "max_seqs", "tokens", "pages_per_seq", "num_groups", "G",
+}  # fmt: skip
+OUTER_AXES_OF_FAMILY = {
+    "attention": {"H"},
+    "scan": {"H"},
+    "moe": {"N"},  # experts
+    "conv": {"D", "Do"},  # depth
+}
+# Sizes that follow from others: the output of a convolution, of a transposed one.
+DERIVED = {"Ho", "Wo", "Do"}
+# N enters the work of a triangle multiplication cubed.
+TOO_LARGE = {("triangle_multiplication", "N")}
+
+
+def tiled_axes(workload):
+    """Names of the sizes that kernels divide into blocks."""
+    outer = OUTER_AXES | OUTER_AXES_OF_FAMILY.get(workload.family, set()) | DERIVED
+    if workload.id == "ragged_dot":  # here N is a feature axis and G the groups
+        outer -= {"N"}
+    if workload.id == "megablox_gmm":
+        outer = outer - {"N"} | {"max_expert_size"}
+    return [axis for axis in workload.sizes["tiles"] if axis not in outer]
+
 
 every = pytest.mark.parametrize("workload", list(workloads.every()), ids=lambda w: w.id)
 
@@ -48,7 +71,9 @@ def test_an_id_is_registered_once():
 def test_tiles_keeps_every_tiled_axis_a_multiple_of_1024(workload):
     v6e, tiles = workload.sizes["v6e"], workload.sizes["tiles"]
     assert v6e.keys() == tiles.keys()
-    for axis in tiles.keys() - OUTER_AXES:
+    for axis in tiled_axes(workload):
+        if (workload.id, axis) in TOO_LARGE:
+            continue
         assert tiles[axis] % 1024 == 0 or tiles[axis] == v6e[axis], axis
     assert all(tiles[axis] <= v6e[axis] for axis in tiles)
 
@@ -57,11 +82,11 @@ def test_tiles_keeps_every_tiled_axis_a_multiple_of_1024(workload):
 def test_varied_has_sizes_of_three_times_a_power_of_two(workload):
     v6e, varied = workload.sizes["v6e"], workload.sizes["varied"]
     assert v6e.keys() == varied.keys()
-    for axis in varied.keys() - OUTER_AXES:
+    for axis in tiled_axes(workload):
         third, rest = divmod(varied[axis], 3)
         power = rest == 0 and third & (third - 1) == 0
         assert power or varied[axis] == v6e[axis], axis
-    assert any(varied[axis] != v6e[axis] for axis in varied.keys() - OUTER_AXES)
+    assert any(varied[axis] != v6e[axis] for axis in tiled_axes(workload))
 
 
 @every
@@ -71,12 +96,24 @@ def test_the_checked_presets_are_small_enough_to_run_on_a_cpu(workload):
         assert workload.presets[name].nbytes < 1 << 28
 
 
+# Facts that are explained in words and the same at every preset; references show what they mean.
+WORDS = {"direction", "gamma", "max_expert_size"}
+
+
+def _number(value, config):
+    """A fact that may be given as a formula of the sizes."""
+    if not isinstance(value, str):
+        return float(value)
+    value = value.replace("float32 max", repr(float(np.finfo(np.float32).max)))
+    return eval(value, {}, dict(config))
+
+
 def _check_facts(workload, facts):
     for key in ("number", "upstream_name", "family", "model"):
         assert getattr(workload, key) == facts[key]
     v6e = workload.presets["v6e"]
-    assert list(v6e.args) == facts["args"]
-    described = facts["v6e"]["args"]
+    assert list(workload.arguments) == facts["args"]
+    described = {k: v for k, v in facts["v6e"]["args"].items() if k in v6e.args}
     assert {name: (list(s.shape), s.dtype) for name, s in v6e.args.items()} == {
         name: (spec["shape"], spec["dtype"]) for name, spec in described.items()
     }
@@ -86,9 +123,15 @@ def _check_facts(workload, facts):
         facts["v6e"]["output"]["dtype"],
     )
     for name, value in {**facts["v6e"]["config"], **facts["v6e"]["published_config"]}.items():
-        assert v6e.config[name] == value
+        if name in ("clamp", "hardtanh"):  # an interval; configurations hold numbers only
+            assert [v6e.config[f"{name}_min"], v6e.config[f"{name}_max"]] == value
+        elif name not in WORDS:
+            assert v6e.config[name] == pytest.approx(_number(value, v6e.config), rel=1e-12)
     assert workload.flops(workload.sizes["v6e"]) == facts["flops"]
-    assert workload.flops_useful(workload.sizes["v6e"]) == facts["flops_useful"]
+    # Where the published form does not depend on its inputs, the default one has more to do.
+    repaired = workload.published_reference is not None
+    useful = facts["flops"] if repaired else facts["flops_useful"]
+    assert workload.flops_useful(workload.sizes["v6e"]) == useful
     assert workload.min_hbm_bytes() == facts["hbm_bytes_min"]
 
 
@@ -136,7 +179,7 @@ def test_no_input_is_constant(workload):
     for draw in workloads.DRAWS:
         for array in workload.inputs("varied", draw, 0):
             values = array.astype(np.float32)
-            assert values.std() > 0.05 * np.abs(values).mean()
+            assert values.size == 1 or values.std() > 0.05 * np.abs(values).mean()
 
 
 def test_an_unknown_draw_or_preset_is_refused():
@@ -159,7 +202,7 @@ def test_presets_cannot_be_changed(workload):
 @every
 def test_the_task_text_says_all_that_a_kernel_needs_to_know(workload):
     text = workload.task_text()
-    assert f"`workload({', '.join(workload.presets['v6e'].args)})`" in text
+    assert f"`workload({', '.join(workload.arguments)})`" in text
     for name, preset in workload.presets.items():
         for argument, spec in preset.args.items():
             assert f"{argument}: {spec}" in text
@@ -232,6 +275,9 @@ def test_the_golden_vectors_are_met(workload, mode):
     got = np.asarray(_provider()(workload.id)(**inputs)).astype(np.float64)
     assert got.shape == want.shape and np.isfinite(got).all()
     error, rms = np.abs(got - want), np.sqrt(np.mean(want * want))
+    if not rms:  # a published form that is zero for any input
+        assert error.max() <= 1e-3 * meta[f"tol_{mode}"]
+        return
     assert (error / (rms + np.abs(want))).max() <= meta[f"tol_{mode}"]
     if mode == "bf16":
         assert np.sqrt(np.mean(error * error)) / rms <= meta["tol_bf16_rms"]

@@ -23,6 +23,7 @@ import jax.extend.core
 import ml_dtypes  # noqa: F401  (gives numpy the name bfloat16)
 import numpy as np
 from jax import export
+from jax._src.pallas.core import get_interpret_effects
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu_interpreter
 from jax.experimental.pallas import tpu as pltpu
 
@@ -149,6 +150,12 @@ def _trace(source: str, preset: dict, names: list[str]):
             "`workload` calls no Pallas kernel; the work must be done in pl.pallas_call "
             "(or pl.kernel)",
         )
+    if "platform_index" in _primitives(jaxpr.jaxpr):
+        raise KernelError(
+            "hack_suspected",
+            "the program does something else on the CPU than on the TPU (lax.platform_dependent); "
+            "what is checked must be what is timed",
+        )
     return jaxpr, specs
 
 
@@ -175,31 +182,50 @@ def _pallas_equations(jaxpr):
                 yield from _pallas_equations(getattr(inner, "jaxpr", inner))
 
 
-def _rewrite(jaxpr, change):
-    """Applies `change(params) -> params` to every Pallas call, also in nested jaxprs."""
+def _primitives(jaxpr) -> set[str]:
+    """Names of all primitives outside Pallas kernels."""
+    names = set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        if equation.primitive.name not in PALLAS:
+            for value in equation.params.values():
+                for inner in _inner_jaxprs(value):
+                    names |= _primitives(getattr(inner, "jaxpr", inner))
+    return names
+
+
+def _rewrite(jaxpr, change, effects):
+    """Applies `change(params) -> params` to every Pallas call, also in nested jaxprs.
+
+    The calls and all that lies around them have `effects` then.
+    """
 
     def value(v):
         if isinstance(v, jax.extend.core.ClosedJaxpr):
-            return v.replace(jaxpr=_rewrite(v.jaxpr, change))
+            return v.replace(jaxpr=_rewrite(v.jaxpr, change, effects))
         if isinstance(v, jax.extend.core.Jaxpr):
-            return _rewrite(v, change)
+            return _rewrite(v, change, effects)
         if type(v) in (tuple, list):
             return type(v)(value(item) for item in v)
         return v
 
-    equations = []
+    equations, found = [], set()
     for equation in jaxpr.eqns:
         if equation.primitive.name in PALLAS:
-            params = change(dict(equation.params))
+            params, added = change(dict(equation.params)), set(effects)
         else:
             params = {k: value(v) for k, v in equation.params.items()}
-        equations.append(equation.replace(params=params))
-    return jaxpr.replace(eqns=equations)
+            inner = [j for v in params.values() for j in _inner_jaxprs(v)]
+            added = {effect for j in inner for effect in j.effects if effect in effects}
+        found |= added
+        equations.append(equation.replace(params=params, effects=equation.effects | added))
+    return jaxpr.replace(eqns=equations, effects=jaxpr.effects | found)
 
 
 def _with_interpret(closed, interpret):
     """The same computation with another interpret mode, as a function."""
-    jaxpr = _rewrite(closed.jaxpr, lambda params: {**params, "interpret": interpret})
+    effects = get_interpret_effects(interpret)
+    jaxpr = _rewrite(closed.jaxpr, lambda p: {**p, "interpret": interpret}, effects)
     flat = jax.extend.core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))
 
     def kernel(*args):  # the name under which the compiler dumps the program

@@ -170,8 +170,8 @@ def _free_uid() -> int | None:
     return FIRST_UID + os.getpid() % UIDS
 
 
-def _readable_as(uid: int, path: str) -> bool:
-    """Whether another user can reach a file, judged by the permissions on the way."""
+def _readable_by_all(path: str) -> bool:
+    """Whether any user can reach a file, judged by the permissions on the way."""
     while True:
         mode = os.stat(path).st_mode
         if not mode & 0o005:
@@ -368,7 +368,7 @@ def _supervise(request: dict, module, channel: socket.socket, say: int) -> None:
     _enter_namespaces(fences)
     rooted = "files" in fences
     uid = _free_uid()
-    if uid is not None and not rooted and not all(_readable_as(uid, p) for p in sys.path if p):
+    if uid is not None and not rooted and not all(_readable_by_all(p) for p in sys.path if p):
         uid = None  # the interpreter's own files would be out of its reach
     if uid is not None:
         os.chown(box + "/out", uid, uid)

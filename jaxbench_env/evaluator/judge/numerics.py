@@ -26,7 +26,7 @@ def contract(workload: Workload, preset: str) -> artefact.Contract:
 
 
 @functools.lru_cache(maxsize=16)
-def _references(workload: Workload, preset: str):
+def references(workload: Workload, preset: str):
     """The reference, compiled in float32 at highest precision and in the workload's own dtypes."""
     config = workload.presets[preset].config
     reference = functools.partial(workload.reference, config)
@@ -39,7 +39,7 @@ def _references(workload: Workload, preset: str):
     return jax.jit(exact), jax.jit(reference)
 
 
-def _expected(workload: Workload, preset: str, draw: str, seed: int):
+def expected(workload: Workload, preset: str, draw: str, seed: int):
     """Inputs, exact result and XLA's result of one draw; kept for the next candidate if small."""
     small = workload.presets[preset].nbytes <= MAX_KEPT_BYTES
     return (_kept if small else _kept.__wrapped__)(workload, preset, draw, seed)
@@ -48,7 +48,7 @@ def _expected(workload: Workload, preset: str, draw: str, seed: int):
 @functools.lru_cache(maxsize=24)
 def _kept(workload: Workload, preset: str, draw: str, seed: int):
     inputs = workload.inputs(preset, draw, seed)
-    exact, own = _references(workload, preset)
+    exact, own = references(workload, preset)
     return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
 
 
@@ -70,7 +70,7 @@ def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[Numeri
         run = _program(workload, preset, blob)
         for number, draw in enumerate(DRAWS):
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
-            inputs, exact, own = _expected(workload, preset, draw, draw_seed)
+            inputs, exact, own = expected(workload, preset, draw, draw_seed)
             checks.append(
                 compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
             )
@@ -90,7 +90,7 @@ def check_simulated(
     spec = workload.output(preset)
     if len(simulated) != spec.nbytes:
         raise artefact.ArtefactError(Status.HACK_SUSPECTED, "the simulated result has a wrong size")
-    inputs, exact, own = _expected(workload, preset, DRAWS[0], seed)
+    inputs, exact, own = expected(workload, preset, DRAWS[0], seed)
     out = np.frombuffer(simulated, spec.np_dtype).reshape(spec.shape)
     plain = _program(workload, preset, blob)(inputs)
     judge = functools.partial(compare, preset=preset, draw="public")

@@ -77,6 +77,13 @@ def _simulated(request, blobs):
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
 
+def _degenerate(request, blobs):
+    from jaxbench_env.evaluator.judge import degenerate
+
+    checks = degenerate.audit(_workload(request), request["draw"], request["seed"])
+    return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
+
+
 def _inputs(request, blobs):
     workload = _workload(request)
     arrays = workload.inputs(request["preset"], request["draw"], request["seed"])
@@ -114,6 +121,7 @@ def _price(request, blobs):
 _HANDLERS = {
     "check": _check,
     "simulated": _simulated,
+    "degenerate": _degenerate,
     "inputs": _inputs,
     "inspect": _inspect,
     "reference": _reference,

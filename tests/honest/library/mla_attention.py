@@ -1,0 +1,50 @@
+"""The flash attention kernel that jax ships, on heads padded to 256, and its matmul.
+
+The output projection is in Pallas because more than half of the products would be outside else.
+"""
+
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
+from jax.experimental.pallas.ops.tpu.matmul import matmul
+
+BLOCKS = BlockSizes(block_b=1, block_q=1024, block_k_major=1024, block_k=512)
+WIDTH = 256
+
+
+def rotate(x):
+    """Rotates neighbouring columns of (B, S, heads, rope) by their position."""
+    seq, rope = x.shape[1], x.shape[-1]
+    frequency = CONFIG["rope_theta"] ** (-jnp.arange(0, rope, 2, dtype=jnp.float32) / rope)
+    angle = jnp.arange(seq, dtype=jnp.float32)[:, None] * frequency
+    cos, sin = (f(angle)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
+
+
+def padded(x):
+    """(B, S, H, D) to (B, H, S, WIDTH)."""
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, WIDTH - x.shape[-1])))
+    return x.swapaxes(1, 2)
+
+
+def workload(x, q_down_proj, q_up_proj, kv_down_proj, k_up_proj, v_up_proj, o_proj):
+    batch, seq, _ = x.shape
+    heads, nope, rope, vd = (CONFIG[name] for name in ("H", "nope", "rope", "vd"))
+    q = ((x @ q_down_proj) @ q_up_proj).reshape(batch, seq, heads, nope + rope)
+    compressed = x @ kv_down_proj
+    latent, k_rope = compressed[..., : CONFIG["kvl"]], compressed[..., None, CONFIG["kvl"] :]
+    k_nope = (latent @ k_up_proj).reshape(batch, seq, heads, nope)
+    value = (latent @ v_up_proj).reshape(batch, seq, heads, vd)
+    k_rope = jnp.broadcast_to(rotate(k_rope), (batch, seq, heads, rope))
+    query = jnp.concatenate([q[..., :nope], rotate(q[..., nope:])], axis=-1)
+    key = jnp.concatenate([k_nope, k_rope], axis=-1)
+    out = flash_attention(
+        padded(query),
+        padded(key),
+        padded(value),
+        causal=True,
+        sm_scale=CONFIG["scale"],
+        block_sizes=BLOCKS,
+    )
+    out = out[..., :vd].swapaxes(1, 2).reshape(batch * seq, -1)
+    return matmul(out, o_proj, block_shape=(1024, 1024), block_k=1024).reshape(x.shape)
