@@ -331,7 +331,7 @@ def test_a_baseline_belongs_to_the_content_of_the_file(write, monkeypatch):
         made.append(workload)
         return baselines.Baseline(1.0, False, (), 0, 0.0)
 
-    monkeypatch.setattr(baselines, "_make", make)
+    monkeypatch.setattr(baselines, "make", make)
     path = write(CONFIG + INPUTS + WORKLOAD)
     for text in ("x * 2", "x * 2", "x * 3"):
         path.write_text(path.read_text().replace("x * 2", text))
