@@ -5,15 +5,59 @@ from gymnasium.utils.env_checker import check_env
 
 import jaxbench_env
 import workloads
-from jaxbench_env import EvalResult, KernelEnv, Status
+from jaxbench_env import EvalResult, KernelEnv, Status, SuiteEnv
+from jaxbench_env.evaluator.baseline import shipped
+from jaxbench_env.evaluator.build import installed_versions
 
 ID = "JAXBench/rms_norm"
 
 
 def test_every_workload_is_registered():
     for name in workloads.ids():
-        assert gym.spec(f"JAXBench/{name}").kwargs == {"workload": name}
+        for alias in workloads.get(name).names:
+            assert gym.spec(f"JAXBench/{alias}").kwargs == {"workload": name}
     assert gym.make("jaxbench_env:JAXBench/mamba2_scan").unwrapped.workload.id == "mamba2_scan"
+
+
+@pytest.mark.parametrize("name", workloads.ids())
+def test_every_workload_resets_from_what_ships(name):
+    if not shipped(installed_versions()):
+        pytest.skip("no baselines ship for this compiler: 50 compiles would follow")
+    env = gym.make(f"JAXBench/{name}")
+    observation, info = env.reset(seed=0)
+    assert info["workload"] == name and observation in env.observation_space
+    assert observation["times"][1] > 0 and observation["times"][2] > 0
+
+
+def test_the_suite_draws_a_workload_at_every_reset():
+    env = gym.make("JAXBench/suite")
+    drawn = [env.reset(seed=0 if i == 0 else None)[1]["workload"] for i in range(40)]
+    again = [env.reset(seed=0 if i == 0 else None)[1]["workload"] for i in range(40)]
+    assert drawn == again and len(set(drawn)) > 20
+    observation, info = env.reset(options={"workload": "16p"})
+    assert info["workload"] == "mamba2_scan" and "# mamba2_scan" in observation["task"]
+    check_env(SuiteEnv(["rms_norm", "gemm"]), skip_render_check=True)
+
+
+def test_a_suite_can_be_a_part_with_weights():
+    env = SuiteEnv(["gemm", "16p"], weights={"gemm": 0})
+    assert {env.reset()[1]["workload"] for _ in range(5)} == {"mamba2_scan"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"subset": []}, "empty"),
+        ({"weights": {"no_such": 1}}, "outside the subset"),
+        ({"subset": ["gemm"], "weights": {"gemm": 0}}, "not all 0"),
+        ({"subset": ["gemm"], "weights": {"gemm": -1}}, "at least 0"),
+    ],
+)
+def test_bad_suites_are_explained(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        SuiteEnv(**arguments)
+    with pytest.raises(ValueError, match="'workload' is known"):
+        SuiteEnv().reset(options={"colour": "red"})
 
 
 def test_check_env_with_random_text():
