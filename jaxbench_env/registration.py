@@ -21,7 +21,7 @@ def register_all() -> None:
 def register(workload: workloads.Workload) -> None:
     """Registers ``JAXBench/mamba2_scan``, ``JAXBench/16p_Mamba2_SSD``, ``JAXBench/16p``."""
     for name in workload.names:
-        _register(name, "jaxbench_env.env:KernelEnv", {"workload": workload.id})
+        _register(name, _ENTRY_POINT, {"workload": workload.id})
 
 
 def _register(name: str, entry_point: str, kwargs: dict[str, str]) -> None:
@@ -54,9 +54,5 @@ def register_workload(workload: str | os.PathLike[str] | workloads.Workload) -> 
     workloads.register(workload)
     # By its path: a vector environment's worker that is not forked knows no id of this process.
     gymnasium.registry.pop(f"JAXBench/{workload.id}", None)
-    gymnasium.register(
-        id=f"JAXBench/{workload.id}",
-        entry_point=_ENTRY_POINT,
-        kwargs={"workload": workload.file.path},
-    )
+    _register(workload.id, _ENTRY_POINT, {"workload": workload.file.path})
     return workload
