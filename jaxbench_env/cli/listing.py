@@ -62,11 +62,11 @@ def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]
 def show(found: list[dict[str, Any]]) -> None:
     """Prints the table for people."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     first = found[0]
     table = Table(
-        "id", "number", "family", "model", "GFLOP", "useful", "MB", "flop/byte", "roofline ms",
+        Column("id", no_wrap=True), "number", "family", "model", "GFLOP", "useful", "MB", "flop/byte", "roofline ms",
         f"published ms\n({first['published_compiler']})",
         f"predicted ms\n({first['predicted_compiler']})",
     )  # fmt: skip
@@ -85,7 +85,7 @@ def show(found: list[dict[str, Any]]) -> None:
             "" if row["published_ms"] is None else f"{row['published_ms']:.3f}",
             predicted + ("?" if row["predicted_uncertain"] else ""),
         )
-    console = Console(width=None if Console().is_terminal else 200)
+    console = Console(width=None if Console().is_terminal else 240)
     console.print(table)
     if any(row["predicted_uncertain"] for row in found):
         console.print("? the predictor could not follow the program: the time is a bound")
