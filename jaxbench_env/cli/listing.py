@@ -66,10 +66,11 @@ def show(found: list[dict[str, Any]]) -> None:
 
     first = found[0]
     table = Table(
-        Column("id", no_wrap=True), "number", "family", "model", "GFLOP", "useful", "MB", "flop/byte", "roofline ms",
+        Column("id", no_wrap=True),
+        *("number", "family", "model", "GFLOP", "useful", "MB", "flop/byte", "roofline ms"),
         f"published ms\n({first['published_compiler']})",
         f"predicted ms\n({first['predicted_compiler']})",
-    )  # fmt: skip
+    )
     for row in found:
         predicted = "" if row["predicted_ms"] is None else f"{row['predicted_ms']:.3f}"
         table.add_row(
