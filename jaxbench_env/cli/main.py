@@ -38,7 +38,7 @@ def _print_json(data: Any) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="jaxbench-env", prog_name="jaxbench")
 def main() -> None:
-    """Evaluate Pallas TPU kernels: compiled, checked and timed, with or without a TPU."""
+    """Evaluate Pallas TPU kernels: compiled, checked and timed without a TPU."""
 
 
 @main.command("list")
