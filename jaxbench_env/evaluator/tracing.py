@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,9 @@ def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> 
     return sandbox().start("trace", job, files=files, limits=limits)
 
 
+@functools.lru_cache(maxsize=8)
 def _public_inputs(workload: Workload, preset: str) -> list[bytes]:
+    """Inputs of the simulated run, the same for every candidate."""
     if workload.file is None:
         return [a.tobytes() for a in workload.inputs(preset, DRAWS[0], PUBLIC_SEED)]
     # A judge runs the file: its jax code would start this process's accelerator.
