@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import workloads
 from jaxbench_env.evaluator.evaluator import Evaluator
+from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.result import EvalResult
+from jaxbench_env.evaluator.sandbox import sandbox
 from jaxbench_env.progress import progress_bar
 
 
@@ -86,9 +88,11 @@ def evaluate_many(
             for done in as_completed(futures):
                 correct += done.result().correct
                 advance(f", {correct} correct")
-        except BaseException:
-            for future in futures:  # an interrupt must not wait for the whole queue
+        except BaseException:  # an interrupt must not wait for what is queued or running
+            for future in futures:
                 future.cancel()
+            sandbox().close()
+            pool().close()
             raise
     return [future.result() for future in futures]
 

@@ -249,7 +249,7 @@ class SuiteEnv(KernelEnv):
         """Makes the environment.
 
         Args:
-            subset: Ids to draw from; all of them by default. `workloads.data.split` has splits.
+            subset: Ids to draw from; the whole suite by default. `workloads.data.split` has splits.
             weights: Relative weight of an id; 1 for those that are not named.
             **kwargs: As for `KernelEnv`.
 
@@ -258,7 +258,9 @@ class SuiteEnv(KernelEnv):
             ValueError: For an empty subset, for weights of other ids, or weights that are negative
                 or all zero.
         """
-        self.subset = tuple(workloads.get(name).id for name in subset or workloads.ids())
+        # What is registered besides does not change what a seed draws from the suite.
+        suite = [workload.id for workload in workloads.every() if workload.file is None]
+        self.subset = tuple(workloads.get(name).id for name in subset or suite)
         if subset is not None and not subset:
             raise ValueError("subset is empty; leave it out to draw from all workloads")
         foreign = set(weights or {}) - set(self.subset)

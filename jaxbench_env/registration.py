@@ -51,6 +51,8 @@ def register_workload(workload: str | os.PathLike[str] | workloads.Workload) -> 
             f"workload {workload.id!r} does not come from a file, so that the processes that check "
             "numbers could not load it; write it to a file and register that"
         )
+    if workload.id == "suite":
+        raise ValueError("JAXBench/suite is the environment of all workloads; choose another name")
     workloads.register(workload)
     # By its path: a vector environment's worker that is not forked knows no id of this process.
     gymnasium.registry.pop(f"JAXBench/{workload.id}", None)

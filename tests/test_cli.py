@@ -1,6 +1,10 @@
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,10 @@ def test_eval_reads_standard_input_and_any_bytes():
         (["eval", "rms_norm", "/no/such/file.py"], "No such file"),
         (["eval", "rms_norm"], "Missing argument"),
         (["show", "16q"], "no workload"),
+        (["eval", "rms_norm", "-", "--seed", "-1"], "-1 is not in the range"),
+        (["audit", "workloads", "--only", "nothing"], "no workload"),
+        (["list", "--family", "cats"], "no family"),
+        (["list", "--sort", "colour"], "no column"),
     ],
 )
 def test_wrong_use_is_explained_and_exits_with_2(arguments, says):
@@ -85,6 +93,37 @@ def test_a_file_that_is_no_workload_is_wrong_use(tmp_path):
     assert "no dict `CONFIG`" in result.output
     result = run("eval", tmp_path / "missing.py", OWN / "scaled_softmax_kernel.py")
     assert result.exit_code == 2 and "cannot be read" in result.output
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path, attempts):
+    path = tmp_path / "kernel.py"
+    path.write_text("\ufeff" + attempts["no_kernel"], encoding="utf-8")
+    assert "Status: no_kernel." in run("eval", "rms_norm", path).output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_evaluation_leaves_nothing(number, tmp_path):
+    """Neither files nor processes, whether or not Python had a chance to clean up."""
+    (tmp_path / "temporary").mkdir()
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("while True: pass\ndef workload(x, scale): return x\n")
+    command = [sys.executable, "-m", "jaxbench_env.cli", "eval", "rms_norm", str(kernel)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "temporary").glob("jaxbench-*/*/job.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    for _ in range(100):
+        if not list((tmp_path / "temporary").glob("jaxbench-*/*")):
+            break
+        time.sleep(0.1)
+    assert not list((tmp_path / "temporary").glob("jaxbench-*/job.json"))
+    assert not [p for p in (tmp_path / "temporary").iterdir() if "slots" not in p.name]
 
 
 def test_a_failing_evaluator_exits_with_3(monkeypatch):

@@ -1,3 +1,7 @@
+import tempfile
+import time
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -5,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 import jaxbench_env
 import workloads
-from jaxbench_env import EvalResult, KernelEnv, Status, SuiteEnv
+from jaxbench_env import EvalResult, KernelEnv, Status, SuiteEnv, evaluate
 from jaxbench_env.evaluator.baseline import shipped
 from jaxbench_env.evaluator.build import installed_versions
 
@@ -179,8 +183,14 @@ def test_rendering(attempts, capsys):
     assert "rms_norm: attempt 0 of 8" in capsys.readouterr().out
 
 
+def _directories():
+    return len(list(Path(tempfile.gettempdir()).glob("jaxbench-[!st]*")))
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_vector_environments_work_as_they_are(mode, attempts):
+    evaluate("rms_norm", attempts["no_kernel"])  # this process's own sandbox stays
+    before = _directories()
     envs = gym.make_vec(ID, num_envs=2, vectorization_mode=mode)
     try:
         observations, _ = envs.reset(seed=0)
@@ -194,3 +204,8 @@ def test_vector_environments_work_as_they_are(mode, attempts):
         assert infos["result"]["_speedup"].tolist() == [True, False]
     finally:
         envs.close()
+    # The workers' own sandboxes end with them.
+    deadline = time.monotonic() + 20
+    while _directories() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _directories() <= before

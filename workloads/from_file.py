@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str]) -> Workload:
     """
     path = os.path.abspath(os.path.expanduser(path))
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except OSError as error:
         raise WorkloadFileError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 from collections.abc import Iterator
 
@@ -59,8 +60,15 @@ def get(name: str | os.PathLike[str], variant: str = "default") -> Workload:
         return load(name)
     found = _find(name)
     if variant == "published" and found.published_reference is not None:
-        return dataclasses.replace(found, reference=found.published_reference)
+        return _published(found)
     return found
+
+
+@functools.cache
+def _published(workload: Workload) -> Workload:
+    """The published form of a repaired workload, the same object every time."""
+    reference = workload.published_reference
+    return dataclasses.replace(workload, reference=reference, variant="published")
 
 
 def _find(name: str) -> Workload:

@@ -124,6 +124,7 @@ class Workload:
             the arrays, because the published function has them as arguments.
         published_reference: The published form, where the default one repairs an operator whose
             published form does not depend on its inputs. Reached by ``variant="published"``.
+        variant: ``"published"`` where the published form stands in for a repaired one.
         tolerance: When a result counts as correct.
         check_presets: Presets at which the numbers are checked. At ``"varied"`` a kernel need
             not trace.
@@ -148,6 +149,7 @@ class Workload:
     published_names: Mapping[str, str | int | float] = field(default_factory=dict)
     static_arguments: tuple[str, ...] = ()
     published_reference: Callable[..., Any] | None = None
+    variant: str = "default"
     tolerance: Tolerance = Tolerance()
     check_presets: tuple[str, ...] = PRESETS[1:]
     file: WorkloadFile | None = None

@@ -14,7 +14,7 @@ from workloads import DRAWS, Workload
 AUDIT_SECONDS = 600
 
 
-def audit_workloads(chosen: Sequence[Workload], seed: int) -> list[dict[str, Any]]:
+def audit_workloads(chosen: Sequence[Workload], seed: int, preset: str) -> list[dict[str, Any]]:
     """Degenerate kernels against every draw of some workloads, JSON-ready, in their order.
 
     Returns:
@@ -22,23 +22,25 @@ def audit_workloads(chosen: Sequence[Workload], seed: int) -> list[dict[str, Any
         comes closest, with the factor by which it breaks the rule.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}
-    jobs = [(workload.id, draw) for workload in chosen for draw in DRAWS]
+    jobs = [(workload, draw) for workload in chosen for draw in DRAWS]
     with (
         ThreadPoolExecutor(os.cpu_count() or 1) as threads,
         progress_bar(len(jobs), "auditing") as advance,
     ):
-        futures = {threads.submit(_audit, *job, seed): job for job in jobs}
+        futures = {threads.submit(_audit, *job, seed, preset): job for job in jobs}
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
-            advance(f", {futures[future][0]}")
+            workload, draw = futures[future]
+            found[workload.id, draw] = future.result()
+            advance(f", {workload.id}")
     return [_row(workload, found) for workload in chosen]
 
 
-def _audit(workload_id: str, draw: str, seed: int) -> dict[str, float]:
+def _audit(workload: Workload, draw: str, seed: int, preset: str) -> dict[str, float]:
     from jaxbench_env.evaluator.judge.degenerate import excess
     from jaxbench_env.evaluator.judge.pool import pool
+    from jaxbench_env.evaluator.judge.worker import named
 
-    request = {"do": "degenerate", "workload": workload_id, "draw": draw, "seed": seed}
+    request = {"do": "degenerate", **named(workload), "draw": draw, "seed": seed, "preset": preset}
     answer, _ = pool().ask("numerics", request, timeout=AUDIT_SECONDS)
     return {name: excess(NumericCheck(**check)) for name, check in answer["checks"].items()}
 

@@ -23,7 +23,7 @@ def _source(name: str | None) -> str:
 
 
 def run(as_json: bool) -> int:
-    """Runs the demo. Returns the exit code: 0 if the last attempt was correct."""
+    """Runs the demo. Returns the exit code: 0 if the last attempt was right, 3 for our fault."""
     import gymnasium as gym
     from rich.console import Console
     from rich.table import Table
@@ -63,6 +63,8 @@ def run(as_json: bool) -> int:
         console.rule("Summary")
         console.print(table)
         console.print(f"Times are predicted, not measured ({rows[-1]['times']['compiler']}).")
+    if any(row["status"] == "evaluator_error" for row in rows):
+        return 3
     return 0 if rows[-1]["correct"] else 1
 
 

@@ -17,6 +17,7 @@ def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]
     """
     from jaxbench_env.evaluator import baseline as baselines
     from jaxbench_env.evaluator.build import installed_versions
+    from jaxbench_env.evaluator.evaluator import PROTOCOL
 
     families = sorted({w.family for w in workloads.every()})
     if family is not None and family not in families:
@@ -30,6 +31,8 @@ def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]
         sizes, known = workload.sizes["v6e"], published(workload.id)
         flops, moved = workload.flops(sizes), workload.min_hbm_bytes()
         row = shipped.get(workload.id)
+        if row and row["fingerprint"] != baselines.fingerprint(workload, "v6e", PROTOCOL):
+            row = None
         found.append(
             {
                 "id": workload.id,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import click
 import workloads
 from jaxbench_env.evaluator.result import EvalResult, Status
 
-EXIT_NOT_CORRECT, EXIT_EVALUATOR = 1, 3
+EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
 LONG_SECONDS = 30
 
+_SEED = click.IntRange(min=0)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -35,7 +38,27 @@ def _print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Main(click.Group):
+    """Commands whose unexpected errors and interrupts have exit codes of their own."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a command."""
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": True})
+        except Exception:
+            traceback.print_exc()
+            sys.exit(EXIT_EVALUATOR)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invokes a command; an interrupt is no verdict."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="jaxbench-env", prog_name="jaxbench")
 def main() -> None:
     """Evaluate Pallas TPU kernels: compiled, checked and timed without a TPU."""
@@ -66,9 +89,16 @@ def audit() -> None:
 
 @audit.command("workloads")
 @click.option("--only", default="", help="Comma-separated ids.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--seed", type=_SEED, default=0, show_default=True, help="Seed of the inputs.")
+@click.option(
+    "--preset",
+    type=click.Choice(["varied", "tiles"]),
+    default="varied",
+    show_default=True,
+    help="Sizes; tiles takes several times as long.",
+)
 @_as_json
-def audit_workloads(only: str, seed: int, as_json: bool) -> None:
+def audit_workloads(only: str, seed: int, preset: str, as_json: bool) -> None:
     """Hold kernels that do less than the whole operator against every workload's inputs.
 
     None of them may pass; the exit code is 1 if one does.
@@ -77,9 +107,9 @@ def audit_workloads(only: str, seed: int, as_json: bool) -> None:
 
     try:
         chosen = [workloads.get(name) for name in filter(None, only.split(","))]
-    except workloads.UnknownWorkload as error:
+    except (workloads.UnknownWorkload, workloads.WorkloadFileError) as error:
         raise click.UsageError(str(error)) from None
-    rows = audits.audit_workloads(chosen or list(workloads.every()), seed)
+    rows = audits.audit_workloads(chosen or list(workloads.every()), seed, preset)
     if as_json:
         _print_json(rows)
     else:
@@ -101,7 +131,7 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
 @main.command("eval")
 @click.argument("workload", type=_WorkloadId())
 @click.argument("kernel", type=click.Path(path_type=Path))
-@click.option("--seed", type=int, help="Seed of the secret inputs; by default from the system.")
+@click.option("--seed", type=_SEED, help="Seed of the secret inputs; by default from the system.")
 @click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
 @_as_json
 def evaluate_kernel(
@@ -124,7 +154,7 @@ def evaluate_kernel(
     if as_json:
         _print_json(result.to_dict())
     else:
-        _show_result(result, kernel)
+        _show_result(result, source)
     sys.exit(_exit_code(result))
 
 
@@ -148,7 +178,8 @@ def _read(path: Path) -> str:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
-    return data.decode("utf-8", errors="surrogateescape")
+    # As Python itself does, a byte order mark is passed over.
+    return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="surrogateescape")
 
 
 def _exit_code(result: EvalResult) -> int:
@@ -157,10 +188,9 @@ def _exit_code(result: EvalResult) -> int:
     return 0 if result.correct else EXIT_NOT_CORRECT
 
 
-def _show_result(result: EvalResult, kernel: Path) -> None:
+def _show_result(result: EvalResult, source: str) -> None:
     from jaxbench_env.feedback import feedback
 
-    source = "" if str(kernel) == "-" else kernel.read_text("utf-8", errors="replace")
     click.echo(feedback(result, source))
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.durations.items())
     click.echo(f"\nTook {stages}.")

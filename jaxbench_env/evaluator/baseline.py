@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import threading
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
@@ -11,7 +12,7 @@ from typing import Any
 
 from jaxbench_env.evaluator import store
 from jaxbench_env.evaluator.build import COMPILE_LIMITS, BuildError, Built, Versions, build
-from jaxbench_env.evaluator.judge.pool import pool
+from jaxbench_env.evaluator.judge.pool import Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
 from workloads import Workload
 
@@ -19,6 +20,17 @@ from workloads import Workload
 LIMITS = replace(COMPILE_LIMITS, wall_seconds=1200, cpu_seconds=2400)
 
 _lock = threading.Lock()
+_locks: dict[str, threading.Lock] = {}
+
+
+def _after_fork() -> None:
+    """Locks may have been held by threads that a fork does not have."""
+    global _lock
+    _lock = threading.Lock()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _known: dict[str, Baseline] = {}
 
 
@@ -87,12 +99,14 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
     name = store.key({"fingerprint": mark, "versions": versions.as_dict()})
     if name in _known:
         return _known[name]
-    with _lock:  # two threads must not compile the same baseline
+    with _lock:
+        lock = _locks.setdefault(name, threading.Lock())
+    with lock:  # two threads must not compile the same baseline
         if name not in _known:
             row = shipped(versions).get(workload.id, {})
             record = row["baseline"] if row.get("fingerprint") == mark else None
             record = record or store.load("baselines", name)
-            if record is None:
+            if record is None or record.keys() != Baseline.__dataclass_fields__.keys():
                 record = asdict(make(workload, target))
                 store.save("baselines", name, record)
             _known[name] = Baseline.from_dict(record)
@@ -105,7 +119,10 @@ def make(workload: Workload, target: str) -> Baseline:
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
+    try:
+        _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
+    except Refused as error:
+        raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
     built: Built = build(blobs[0], target, limits=LIMITS)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")

@@ -109,7 +109,6 @@ def build(
         BuildError: If the compiler rejects it, runs out of memory or time, or dies.
         JudgeError: If the evaluator itself fails.
     """
-    started = time.monotonic()
     with (
         compile_slot(),
         sandbox().start(
@@ -120,6 +119,7 @@ def build(
             environment={"LIBTPU_INIT_ARGS": DUMP_FLAGS},
         ) as job,
     ):
+        started = time.monotonic()
         watch(job)
         event = next(iter([*job.events()][-1:]), None)
         ended = job.wait()

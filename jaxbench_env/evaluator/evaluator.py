@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator import tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import numerics_limit
-from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+from jaxbench_env.evaluator.judge.pool import Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.result import (
     EvalResult,
@@ -28,7 +29,7 @@ from jaxbench_env.evaluator.result import (
     Status,
     Times,
 )
-from jaxbench_env.evaluator.sandbox import Job, SandboxError
+from jaxbench_env.evaluator.sandbox import Job
 from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
@@ -69,18 +70,27 @@ class Evaluator:
             workload: What the text claims to compute.
             source: The text; defines ``workload(*inputs)``.
             seed: Seed of the secret inputs; from the system by default.
+
+        Raises:
+            ValueError: For a workload that is neither registered nor from a file, an unknown
+                target, or a negative seed.
         """
+        named(workload)
+        chip(self.target)
+        if seed is not None and int(seed) < 0:
+            raise ValueError(f"a seed is a whole number of at least 0, not {seed}")
         started = time.monotonic()
         run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
         try:
             fields = self._evaluate(run)
         except Failure as failure:
             fields = failure.fields
-        except (SandboxError, JudgeError, building.BuildError, OSError) as error:
+        except Exception as error:
             fields = {
                 "status": Status.EVALUATOR_ERROR,
-                "message": "the evaluator failed, not the kernel: " + verdict.last_line(error),
-                "details": str(error)[:20_000],
+                "message": "the evaluator failed, not the kernel: "
+                + verdict.last_line(str(error) or type(error).__name__),
+                "details": traceback.format_exc()[-20_000:],
             }
         run.durations["total"] = time.monotonic() - started
         fields["message"] = " ".join([fields["message"], *run.notes])
@@ -108,20 +118,26 @@ class Evaluator:
         if finding is not None:
             raise Failure(finding.status, "audit", finding.message, line=finding.line)
         run.stage = Stage.AUDITED
-        with ThreadPoolExecutor(4) as threads, _Jobs() as jobs:
+        limits = replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
+        kind = building.DEVICE_KINDS[self.target]
+        # Left from the inside out: jobs are cancelled, threads end, and only then the connection
+        # to the trace child is closed, which one of them may be reading.
+        with (
+            tracing.start(run.workload, run.source, kind, limits) as job,
+            ThreadPoolExecutor(4) as threads,
+            _Jobs() as jobs,
+        ):
             based = threads.submit(self.baseline, run.workload)
-            limits = replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
-            kind = building.DEVICE_KINDS[self.target]
-            with jobs.add(tracing.start(run.workload, run.source, kind, limits)) as job:
-                trace = tracing.Trace(run.workload, run.source, job)
-                built = self._trace(run, trace, threads, jobs)
-                checked = threads.submit(_check, run)
-                simulated = threads.submit(_simulate, run, trace)
-                program: building.Built = built.result()
-                checks, refused = checked.result()
-                race = simulated.result()
+            trace = tracing.Trace(run.workload, run.source, jobs.add(job))
+            built = self._trace(run, trace, threads, jobs)
+            checked = threads.submit(_check, run)
+            simulated = threads.submit(_simulate, run, trace)
+            program: building.Built = built.result()
+            checks, refused = checked.result()
+            race = simulated.result()
+            known = based.result()
         # The order below decides which of several faults is reported, whichever was seen first.
-        fields = self._measured(run, program, based.result())
+        fields = self._measured(run, program, known)
         if refused is not None:
             raise Failure(refused.status, "numerics", str(refused), **fields)
         fields["numerics"] = tuple(checks)

@@ -275,12 +275,12 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # -I and -S: no variable, no user directory and no .pth file decides what is imported.
         command = [sys.executable, "-I", "-S", "-B", str(CHILDREN / "zygote.py")]
-        command += [str(theirs.fileno()), ":".join(_packages())]
+        command += [str(theirs.fileno()), str(self._work), ":".join(_packages())]
         command += [str(CHILDREN / f"{role}.py") for role in ("trace", "compile")]
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **TPU_ENVIRONMENT}
         log = open(self._work / "zygote.log", "wb")
         with log, theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 env=environment,
@@ -289,25 +289,28 @@ class Sandbox:
                 stderr=log,
                 cwd="/",
             )
-        ours.settimeout(120)
         try:
+            ours.settimeout(120)
             ready = ours.recv(64)
         except TimeoutError:
             ready = b""
+        except BaseException:  # an interrupt: nothing half-made may stay
+            process.kill()
+            process.wait()
+            raise
         if ready != b"ready\n":
             text = (self._work / "zygote.log").read_text(errors="replace")
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            process.kill()
+            process.wait()
             raise SandboxError(f"the sandbox does not start:\n{text[-4000:]}")
         ours.settimeout(None)
-        self._control = ours
+        self._process, self._control = process, ours
 
     def close(self) -> None:
         """Ends the zygote and all jobs. May be called more than once."""
+        if os.getpid() != self._owner:
+            return  # a fork of the owner: the processes are not ours to end
         with self._lock:
-            if os.getpid() != self._owner:
-                return  # a fork of the owner: the processes are not ours to end
             if self._control is not None:
                 self._control.close()
                 self._control = None
@@ -378,6 +381,15 @@ def _visible_paths() -> list[str]:
 
 _sandboxes: dict[int, Sandbox] = {}
 _sandboxes_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that a fork does not have."""
+    global _sandboxes_lock
+    _sandboxes_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def sandbox() -> Sandbox:

@@ -55,9 +55,11 @@ def compile_slots() -> int:
 
     A large program's compile takes 5 to 6 GB.
     """
-    chosen = os.environ.get("JAXBENCH_COMPILES")
-    if chosen:
+    chosen = os.environ.get("JAXBENCH_COMPILES", "")
+    if chosen.isdecimal():
         return max(1, int(chosen))
+    if chosen:
+        raise ValueError(f"JAXBENCH_COMPILES is a number of compiles, not {chosen!r}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() or 1, memory // (6 * _GIB)))
 

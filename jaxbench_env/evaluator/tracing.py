@@ -119,6 +119,8 @@ class Trace:
             if kind == "specialised":
                 self.specialised[str(preset)] = str(event.get("message"))
             platform = event.get("platform")
+            if not (isinstance(preset, str) and isinstance(platform, str)):
+                continue
             known = preset in self._workload.presets and platform in ("tpu", "cpu")
             if kind == "artefact" and known:
                 self._traced.add(f"{preset}.{platform}")
@@ -140,7 +142,7 @@ class Trace:
         if not _simulated(self._workload):
             return {"outcome": "skipped", "reason": "the arrays are too large to simulate"}
         for event in self._events:
-            preset = event.get("preset")
+            preset = str(event.get("preset"))
             if event["event"] != "race" or f"{preset}.cpu" not in self._traced:
                 continue
             found = {
@@ -187,7 +189,7 @@ class Trace:
             return Failure(
                 Status.TIMEOUT,
                 "trace",
-                f"running and tracing the file took {ended.seconds:.0f} s, longer than permitted; "
+                "running and tracing the file took longer than permitted; "
                 "a kernel file must only define functions, and Python loops in them are unrolled",
             )
         if ended.out_of_memory:

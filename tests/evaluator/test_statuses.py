@@ -1,5 +1,6 @@
 """One kernel text for every status that a text can earn, through the real compiler."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 import workloads
 from jaxbench_env import Evaluator, Stage, Status, evaluate
+from jaxbench_env.evaluator.judge import worker
 
 ATTEMPTS = Path(__file__).parents[1] / "fixtures" / "attempts"
 # A text cannot earn these two with the audit on: see test_hostile.py for the first.
@@ -100,6 +102,32 @@ def test_an_empty_grid_is_a_kernel_for_other_sizes(attempts):
     result = evaluate("rms_norm", text, seed=1)
     assert "shape_specialised" in result.flags
     assert "empty grid at preset varied" in result.message
+
+
+def test_dataclasses_under_postponed_annotations_are_fine(attempts):
+    head = (
+        "from __future__ import annotations\nimport dataclasses\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Plan:\n    rows: int = 256\n"
+    )
+    text = head + attempts["no_kernel"]
+    assert evaluate("rms_norm", text).status == "no_kernel"
+
+
+def test_a_judge_gets_the_variant_that_was_asked_for():
+    published = workloads.get("42k", variant="published")
+    assert worker._workload(worker.named(published)) is published
+    assert worker._workload(worker.named(workloads.get("42k"))) is workloads.get("42k")
+    assert published.reference is not workloads.get("42k").reference
+
+
+def test_a_workload_that_the_judge_cannot_have_is_refused():
+    changed = dataclasses.replace(workloads.get("rms_norm"), version=2)
+    with pytest.raises(ValueError, match="not the registered workload"):
+        evaluate(changed, "")
+    with pytest.raises(ValueError, match="at least 0"):
+        evaluate("rms_norm", "", seed=-1)
+    with pytest.raises(ValueError, match="unknown target"):
+        evaluate("rms_norm", "", target="v9")
 
 
 def test_a_program_that_depends_on_the_platform_is_suspected(attempts):

@@ -15,7 +15,9 @@ import io
 import linecache
 import math
 import os
+import sys
 import traceback
+import types
 from types import MappingProxyType
 
 import jax
@@ -90,7 +92,10 @@ def _failure(error: BaseException, phase: str, preset: str) -> KernelError:
 
 def _load(source: str, config: dict, preset: str):
     """Executes the text with its CONFIG and returns its `workload`."""
-    scope = {"__name__": "kernel", "__file__": FILE, "CONFIG": MappingProxyType(config)}
+    # A module of its own in sys.modules: dataclasses look their module up there.
+    module = sys.modules["kernel"] = types.ModuleType("kernel")
+    scope = module.__dict__
+    scope.update(__file__=FILE, CONFIG=MappingProxyType(config))
     try:
         exec(compile(source, FILE, "exec", dont_inherit=True), scope)
     except SyntaxError as error:

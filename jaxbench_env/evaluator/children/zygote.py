@@ -1,11 +1,12 @@
 """Starts sandboxed processes in milliseconds: jax is imported once, every job is a fork.
 
-``python -I -S zygote.py FD PACKAGES PATH [PATH ...]`` puts the directories PACKAGES (separated by
-colons) on its path, imports the job modules PATH and listens on the inherited socket FD. A request
-is one JSON object with two file descriptors: the job's own socket and the pipe that it may write
-to. The zygote forks a supervisor for it, which builds the sandbox, forks the job into it, watches
-time, memory and disk, kills all that is left and reports on the socket how it ended. The job has
-only the pipe, and what it says there is not to be trusted.
+``python -I -S zygote.py FD WORK PACKAGES PATH [PATH ...]`` puts the directories PACKAGES (separated
+by colons) on its path, imports the job modules PATH and listens on the inherited socket FD. A
+request is one JSON object with two file descriptors: the job's own socket and the pipe that it may
+write to. The zygote forks a supervisor for it, which builds the sandbox, forks the job into it,
+watches time, memory and disk, kills all that is left and reports on the socket how it ended. The
+job has only the pipe, and what it says there is not to be trusted. WORK is the directory of all
+jobs' files; it goes when FD closes.
 
 Standard library only, apart from what the job modules import.
 """
@@ -408,9 +409,9 @@ def _load(path: str):
 
 def main(argv: list[str]) -> None:
     """Loads the job modules, then forks a supervisor for every request until the socket closes."""
-    control = socket.socket(fileno=int(argv[1]))
-    sys.path += argv[2].split(":")
-    modules = {os.path.basename(p).removesuffix(".py"): _load(p) for p in argv[3:]}
+    control, work = socket.socket(fileno=int(argv[1])), argv[2]
+    sys.path += argv[3].split(":")
+    modules = {os.path.basename(p).removesuffix(".py"): _load(p) for p in argv[4:]}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
@@ -419,7 +420,7 @@ def main(argv: list[str]) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not data:
-            return
+            break
         request = json.loads(data)
         if os.fork() == 0:
             code = 1
@@ -434,6 +435,12 @@ def main(argv: list[str]) -> None:
                 os._exit(code)
         for fd in fds:
             os.close(fd)
+    # Whoever used us is gone, maybe by a signal that let it clean up nothing.
+    try:
+        os.waitpid(-1, 0)  # with SIGCHLD ignored: until the last supervisor has ended
+    except ChildProcessError:
+        pass
+    shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":

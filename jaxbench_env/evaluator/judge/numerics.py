@@ -15,7 +15,7 @@ from jaxbench_env.evaluator.result import NumericCheck, Status
 from workloads import DRAWS, Workload
 
 MAX_TEMPORARY_BYTES = 6 << 30
-MAX_KEPT_BYTES = 1 << 28  # inputs of a draw that is kept with its results
+MAX_KEPT_BYTES = 1 << 25  # inputs of a draw that is kept with its results
 
 
 def contract(workload: Workload, preset: str) -> artefact.Contract:

@@ -36,6 +36,10 @@ class Refused(Exception):
         self.status = status
 
 
+class Died(Exception):
+    """A judge process ended without an answer."""
+
+
 class Worker:
     """One judge process."""
 
@@ -61,7 +65,6 @@ class Worker:
                 stderr=self._log,
             )
         self._connection = Connection(ours.detach())
-        self._lock = threading.Lock()
         self.requests = 0
 
     def ask(
@@ -71,13 +74,14 @@ class Worker:
 
         Raises:
             Refused: If the judge refuses the candidate, is killed by it or takes too long.
+            Died: If the process ends.
             JudgeError: If the judge fails by itself.
         """
         self.requests += 1
         try:
             worker.send(self._connection, request, blobs)
             if not self._connection.poll(timeout):
-                self.close()
+                self.kill()
                 raise Refused(
                     Status.TIMEOUT,
                     f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
@@ -86,9 +90,7 @@ class Worker:
             answer, out = worker.receive(self._connection)
         except (EOFError, OSError):
             code = self._process.wait()
-            raise Refused(
-                Status.CRASHED, f"the process that ran the kernel's numbers died ({code})"
-            ) from None
+            raise Died(f"the process that ran the kernel's numbers died ({code})") from None
         if answer["ok"]:
             return answer, out
         if answer["status"]:
@@ -100,11 +102,15 @@ class Worker:
         """Whether it can take another request."""
         return self._process.poll() is None and self.requests < MAX_REQUESTS
 
-    def close(self) -> None:
-        """Ends the process. May be called more than once."""
-        self._connection.close()
+    def kill(self) -> None:
+        """Ends the process; another thread that waits for its answer sees it end."""
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """Ends the process and frees what belongs to it. May be called more than once."""
+        self.kill()
+        self._connection.close()
         self._log.close()
 
 
@@ -115,6 +121,8 @@ class Pool:
         """Starts nothing yet."""
         self._lock = threading.Lock()
         self._idle: dict[str, list[Worker]] = {}
+        self._all: set[Worker] = set()
+        self._generation = 0  # raised by close, so that nobody starts again what it has ended
         self._owner = os.getpid()
 
     def ask(
@@ -138,30 +146,71 @@ class Pool:
         """
         with self._lock:
             idle = self._idle.setdefault(kind, [])
-            chosen = idle.pop() if idle else None
-        if chosen is None:
-            chosen = Worker()
+            chosen, generation = (idle.pop() if idle else None), self._generation
+        chosen = chosen or self._start()
         try:
-            return chosen.ask(request, blobs, timeout)
-        finally:
-            if chosen.alive:
-                with self._lock:
-                    self._idle[kind].append(chosen)
-            else:
-                chosen.close()
+            answer = chosen.ask(request, blobs, timeout)
+        except Died as error:
+            if generation != self._generation:
+                raise Refused(Status.CRASHED, "the evaluation was stopped") from error
+            # Once may be bad luck (an out-of-memory killer picks the largest), twice is not.
+            self._end(chosen)
+            chosen = self._start()
+            try:
+                answer = chosen.ask(request, blobs, timeout)
+            except Died as error:
+                self._end(chosen)
+                raise Refused(Status.CRASHED, str(error)) from None
+        except (Refused, JudgeError):
+            self._back(kind, chosen)
+            raise
+        except BaseException:
+            self._end(chosen)  # interrupted: its answer would go to the next request
+            raise
+        self._back(kind, chosen)
+        return answer
+
+    def _start(self) -> Worker:
+        started = Worker()
+        with self._lock:
+            self._all.add(started)
+        return started
+
+    def _end(self, ended: Worker) -> None:
+        with self._lock:
+            self._all.discard(ended)
+        ended.close()
+
+    def _back(self, kind: str, done: Worker) -> None:
+        if done.alive:
+            with self._lock:
+                self._idle[kind].append(done)
+        else:
+            self._end(done)
 
     def close(self) -> None:
-        """Ends all idle processes."""
+        """Ends all processes, also those that are at work: whoever waits for one is refused."""
+        if os.getpid() != self._owner:
+            return  # a fork of the owner: the processes are not ours to end
         with self._lock:
-            if os.getpid() != self._owner:
-                return
-            for workers in self._idle.values():
-                while workers:
-                    workers.pop().close()
+            workers, self._idle = list(self._all), {kind: [] for kind in self._idle}
+            self._all.clear()
+            self._generation += 1
+        for each in workers:
+            each.kill()
 
 
 _pools: dict[int, Pool] = {}
 _pools_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that a fork does not have."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def pool() -> Pool:

@@ -45,9 +45,24 @@ def named(workload: Workload) -> dict[str, Any]:
     """The part of a request that names a workload; one from a file brings its file along.
 
     The text goes with it, so that a file that is edited meanwhile stays what it was.
+
+    Raises:
+        ValueError: If it is neither a registered workload nor one from a file: the judge is
+            another process and could not have it.
     """
+    import workloads
+
     if workload.file is None:
-        return {"workload": workload.id}
+        try:
+            known = workloads.get(workload.id, workload.variant)
+        except workloads.UnknownWorkload:
+            known = None
+        if known is not workload:
+            raise ValueError(
+                f"this {workload.id!r} is not the registered workload; to evaluate one of your "
+                "own, write it to a Python file (README, 'Your own workload')"
+            )
+        return {"workload": workload.id, "variant": workload.variant}
     return {"workload": workload.id, "file": dataclasses.asdict(workload.file)}
 
 
@@ -58,7 +73,7 @@ def _workload(request: dict[str, Any]) -> Workload:
 
     if "file" in request:
         return load_text(workloads.WorkloadFile(**request["file"]))
-    return workloads.get(request["workload"])
+    return workloads.get(request["workload"], request["variant"])
 
 
 def _check(request, blobs):
@@ -80,7 +95,9 @@ def _simulated(request, blobs):
 def _degenerate(request, blobs):
     from jaxbench_env.evaluator.judge import degenerate
 
-    checks = degenerate.audit(_workload(request), request["draw"], request["seed"])
+    checks = degenerate.audit(
+        _workload(request), request["draw"], request["seed"], request["preset"]
+    )
     return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
 
 
