@@ -354,7 +354,7 @@ def test_the_children_never_see_the_file(monkeypatch):
     sent = json.dumps(seen["job"])
     assert "create_inputs" not in sent and str(FILES) not in sent
     assert named(workload)["file"]["text"] == SOFTMAX.read_text()
-    assert named(workloads.get("gemm")) == {"workload": "gemm"}
+    assert named(workloads.get("gemm")) == {"workload": "gemm", "variant": "default"}
 
 
 def test_evaluation_of_right_and_wrong_kernels():
