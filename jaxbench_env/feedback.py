@@ -36,7 +36,8 @@ def feedback(result: EvalResult, source: str) -> str:
     flags = [_FLAGS.get(flag, flag) for flag in result.flags]
     if result.compiled and flags:
         lines += ["", f"Note: {'; '.join(flags)}."]
-    text = "\n".join(lines)
+    # Lone surrogates of the kernel text could not be printed.
+    text = "\n".join(lines).encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) <= MAX_FEEDBACK:
         return text
     half = MAX_FEEDBACK // 2 - 40

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+import workloads
+
 FENCES = {
     "limits": "limits on CPU, memory, files and processes of each process",
     "supervisor": "a supervisor that watches the whole process tree and kills what is left",
@@ -35,6 +37,7 @@ def collect() -> dict[str, Any]:
     from jaxbench_env.evaluator import store
     from jaxbench_env.evaluator.build import BuildError, build
     from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+    from jaxbench_env.evaluator.judge.worker import named
     from jaxbench_env.evaluator.sandbox import SandboxError
 
     packages = ("jaxbench-env", "jax", "jaxlib", "libtpu", "gymnasium", "numpy", "flatbuffers")
@@ -50,7 +53,7 @@ def collect() -> dict[str, Any]:
         "problem": "",
     }
     try:
-        _, blobs = pool().ask("numerics", {"do": "reference", "workload": "rms_norm"})
+        _, blobs = pool().ask("numerics", {"do": "reference", **named(workloads.get("rms_norm"))})
         built = build(blobs[0])
         facts["fences"] = list(built.fences)
         facts["compiles"] = built.prediction is not None
