@@ -97,10 +97,14 @@ def _load(source: str, config: dict, preset: str):
     scope = module.__dict__
     scope.update(__file__=FILE, CONFIG=MappingProxyType(config))
     try:
-        exec(compile(source, FILE, "exec", dont_inherit=True), scope)
-    except SyntaxError as error:
-        message = f"not Python: {error}"
-        raise KernelError("syntax_error", message, _details(error), error.lineno) from None
+        code = compile(source, FILE, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # null bytes are a ValueError before Python 3.11.4
+        line = getattr(error, "lineno", None)
+        raise KernelError("syntax_error", f"not Python: {error}", _details(error), line) from None
+    except BaseException as error:
+        raise _failure(error, "reading the file", preset) from None
+    try:
+        exec(code, scope)
     except BaseException as error:
         raise _failure(error, "running the file", preset) from None
     if not callable(scope.get("workload")):
