@@ -27,7 +27,7 @@ from typing import Any
 CHILDREN = Path(__file__).parent / "children"
 _MAX_EVENT_BYTES = 1 << 20
 
-# libtpu reads these when it is loaded; see DESIGN notes in docs of `jax.experimental.topologies`.
+# libtpu reads the TPU variables when it is loaded; they stand for a chip that is not there.
 TPU_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     # Else the last line of an exception's text is a remark on its traceback.
