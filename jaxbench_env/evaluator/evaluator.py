@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
-from jaxbench_env.evaluator import tracing, verdict
+from jaxbench_env.evaluator import fences, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import numerics_limit
 from jaxbench_env.evaluator.judge.pool import Refused, pool
@@ -44,15 +44,19 @@ class Evaluator:
     Attributes:
         target: The chip to compile for.
         allow_library_kernels: Whether a text may import finished kernels (the expert baseline).
-        audit: Whether the text is audited before it runs. Only tests of the other fences turn
-            this off.
+        without: Fences (`fences.FENCES`) that are switched off. Only tests of the other fences
+            do that; such a verdict is worth nothing.
         trace_seconds: Wall time for running and tracing the text and for the simulated run.
     """
 
     target: str = "v6e"
     allow_library_kernels: bool = False
-    audit: bool = True
+    without: frozenset[str] = frozenset()
     trace_seconds: float = 60
+
+    def __post_init__(self) -> None:
+        """Checks the names of the fences."""
+        object.__setattr__(self, "without", fences.without(self.without))
 
     def baseline(self, workload: Workload) -> Baseline:
         """XLA's program for the reference, compiled once and kept on disk.
@@ -97,6 +101,7 @@ class Evaluator:
         return EvalResult(
             **{"stage": run.stage, **fields},
             flags=tuple(sorted(run.flags)),
+            shown=dict(sorted(run.shown.items())),
             durations={name: round(seconds, 4) for name, seconds in run.durations.items()},
             provenance=Provenance(
                 protocol=PROTOCOL,
@@ -112,7 +117,7 @@ class Evaluator:
     def _evaluate(self, run: _Run) -> dict[str, Any]:
         with run.timed("audit"):
             finding = None
-            if self.audit:
+            if "audit" not in self.without:
                 allowed = self.allow_library_kernels
                 finding = auditing.audit(run.source, allow_library_kernels=allowed)
         if finding is not None:
@@ -142,6 +147,7 @@ class Evaluator:
             raise Failure(refused.status, "numerics", str(refused), **fields)
         fields["numerics"] = tuple(checks)
         unchecked = verdict.judge_numbers(checks, race, fields)
+        run.shown["memory"] = unchecked or "shown"
         if unchecked:
             run.flags.add("races_unchecked")
             run.notes.append(f"Races were not checked: {unchecked}.")
@@ -276,6 +282,7 @@ class _Run:
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
     durations: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager

@@ -141,6 +141,8 @@ class EvalResult:
         line: Line of the kernel text that the failure points to, from 1, if known.
         flags: Facts that qualify the verdict: ``uncalibrated``, ``shape_specialised``,
             ``races_unchecked``, ``uncertain``.
+        shown: What was shown of a verdict, by fence (`fences.FENCES`): ``"shown"``, or why it could
+            not be, as a sentence. Fences that were not reached are not in it.
         speedup: ``baseline_ms / candidate_ms`` of a correct candidate, else None. At most 1 where
             the time is uncertain.
         times: Times at the published size.
@@ -159,6 +161,7 @@ class EvalResult:
     details: str = ""
     line: int | None = None
     flags: tuple[str, ...] = ()
+    shown: dict[str, str] = field(default_factory=dict)
     speedup: float | None = None
     times: Times = Times()
     memory: Memory = Memory()

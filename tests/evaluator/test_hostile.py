@@ -31,7 +31,7 @@ def active():
 def verdict(head, body="", seconds=20):
     """Evaluates a text whose first lines and whose function's first lines do harm."""
     text = f"{head}\ndef workload(x, scale):\n    {body or 'return x'}\n"
-    evaluator = Evaluator(audit=False, trace_seconds=seconds)
+    evaluator = Evaluator(without={"audit"}, trace_seconds=seconds)
     return evaluator.evaluate(workloads.get("rms_norm"), text)
 
 

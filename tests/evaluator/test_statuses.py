@@ -133,5 +133,5 @@ def test_a_workload_that_the_judge_cannot_have_is_refused():
 def test_a_program_that_depends_on_the_platform_is_suspected(attempts):
     body = "jax.lax.platform_dependent(out, tpu=lambda o: o, default=lambda o: o + 0)"
     text = attempts["ok"].replace("return out.res", f"out = {body}\n    return out.res")
-    result = Evaluator(audit=False).evaluate(workloads.get("rms_norm"), text)
+    result = Evaluator(without={"audit"}).evaluate(workloads.get("rms_norm"), text)
     assert result.status == "hack_suspected"
