@@ -238,13 +238,13 @@ class Lowering:
         named = one.named
         source, destination = memories(one, self._space)
         # a side that cannot be told is taken as HBM, the slower one
-        sides = sum(side in ("hbm", "") for side in (source, destination))
+        reads, writes = (int(side in ("hbm", "")) for side in (source, destination))
         size = self.value(named.get("size_in_granules"))
         flag = self.value(named.get("dst_syncflagno"))
         run = str(one.run_bytes)
         if "steps_per_stride" in named:
             run = f"{self.value(named['steps_per_stride'])} * 512"
-        lines = [f"E.dma(t + {at}, {size}, {flag}, {sides}, {run}, {one.window_bytes}, P)"]
+        lines = [f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P)"]
         if "remote" in one.op:
             lines.append(f"E.unmodelled({self._remark(one.op)}, P)")
         if destination in ("smem", ""):

@@ -44,9 +44,14 @@ class Tally:
 
     def __init__(self) -> None:
         """Starts with nothing counted."""
-        self.steps = self.hbm_bytes = self.dmas = self.wait = 0
+        self.steps = self.hbm_read = self.hbm_written = self.dmas = self.wait = 0
         self.blocks: dict[int, defaultdict[int, int]] = {}  # executions by program and block
         self.calls: dict[str, list[int]] = {}  # program name -> calls, ticks, waiting ticks, bytes
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes read from and written to HBM."""
+        return self.hbm_read + self.hbm_written
 
     def block_counts(self, program: int) -> defaultdict[int, int]:
         """Executions of each block of a program."""
@@ -55,7 +60,8 @@ class Tally:
     def add(self, other: Tally, times: int) -> None:
         """Adds `other` `times` times."""
         self.steps += other.steps * times
-        self.hbm_bytes += other.hbm_bytes * times
+        self.hbm_read += other.hbm_read * times
+        self.hbm_written += other.hbm_written * times
         self.dmas += other.dmas * times
         self.wait += other.wait * times
         for number, counts in other.blocks.items():
@@ -119,7 +125,7 @@ class Engine:
         self.depth = 0
         self.running = ""  # the name that was called, which may share another one's schedule
         self.unknown_exits: dict[tuple[int, int], int] = {}
-        self._occupancy: dict[tuple[int, int, int], int] = {}
+        self._occupancy: dict[tuple[int, int, int, int], int] = {}
         self._latency = round(constants.dma_latency * TICKS)
         self._local_latency = round(constants.dma_latency * constants.local_latency_share * TICKS)
 
@@ -242,12 +248,13 @@ class Engine:
         time: int,
         granules: object,
         flag: object,
-        sides: int,
+        reads: int,
+        writes: int,
         run: object,
         window: int,
         program: Program,
     ) -> None:
-        """Issues a transfer of 32-byte granules; `sides` of its two ends are in HBM."""
+        """Issues a transfer of 32-byte granules; `reads` and `writes` say which end is in HBM."""
         self._plain(granules, run)
         target = self._flag(flag, program)
         if granules is UNKNOWN or granules < 0:
@@ -257,10 +264,11 @@ class Engine:
             granules = (window or self.constants.unknown_dma_bytes) // 32
         size = granules * 32
         self.tally.dmas += 1
-        if sides:
-            self.tally.hbm_bytes += size * sides
+        if reads or writes:
+            self.tally.hbm_read += size * reads
+            self.tally.hbm_written += size * writes
             run = run if type(run) is int and run > 0 else 0
-            self.hbm_free = max(self.hbm_free, time) + self._hbm_ticks(size, sides, run)
+            self.hbm_free = max(self.hbm_free, time) + self._hbm_ticks(size, reads, writes, run)
             done = self.hbm_free + self._latency
         else:
             speed = self.constants.local_bandwidth_ratio * self.constants.hbm_bytes_per_cycle
@@ -268,16 +276,17 @@ class Engine:
         target.pending.append((done, granules))
         self.outstanding += 1
 
-    def _hbm_ticks(self, size: int, sides: int, run: int) -> int:
-        ticks = self._occupancy.get((size, sides, run))
+    def _hbm_ticks(self, size: int, reads: int, writes: int, run: int) -> int:
+        key = (size, reads, writes, run)
+        ticks = self._occupancy.get(key)
         if ticks is None:
             k = self.constants
-            cycles = max(size * sides / k.hbm_bytes_per_cycle, k.dma_min_cycles)
+            cycles = max(size * (reads + writes) / k.hbm_bytes_per_cycle, k.dma_min_cycles)
             if run:
                 cycles = max(cycles, size / run * k.chunk_cycles)
             ticks = round(cycles * TICKS) if size else 0
             if len(self._occupancy) < 4096:
-                self._occupancy[(size, sides, run)] = ticks
+                self._occupancy[key] = ticks
         return ticks
 
     def wait(self, time: int, flag: object, amount: object, program: Program) -> int:

@@ -65,7 +65,8 @@ class Prediction:
             "bundles" (VLIW bundles issued), "blocks" (basic blocks executed), "mxu_ops", "xlu_ops",
             "eup_ops", "vpu_ops", "load_ops", "store_ops", "scalar_ops" (instructions by unit; MXU
             counts pushes, multiplies and pops), "spill_loads" and "spill_stores" (of scalar
-            registers), "dma_count", "hbm_bytes", "hbm_bandwidth" (bytes a second),
+            registers), "dma_count", "hbm_bytes", "hbm_read_bytes",
+            "hbm_written_bytes", "hbm_bandwidth" (bytes a second),
             "dma_wait_cycles", "dma_wait_share" (of all cycles), "estimated_share" (of all cycles,
             programs without a schedule), "replay_steps" (of `max_steps`; about one for each
             block that was run and not skipped as exact repetition).
@@ -244,6 +245,8 @@ def _counters(
         "spill_stores": float(counts["spill_store"]),
         "dma_count": float(tally.dmas),
         "hbm_bytes": float(tally.hbm_bytes),
+        "hbm_read_bytes": float(tally.hbm_read),
+        "hbm_written_bytes": float(tally.hbm_written),
         "hbm_bandwidth": tally.hbm_bytes / seconds if seconds else 0.0,
         "dma_wait_cycles": tally.wait / TICKS,
         "dma_wait_share": min(tally.wait / TICKS / cycles, 1.0) if cycles else 0.0,

@@ -59,6 +59,8 @@ COUNTERS = {
     "spill_stores",
     "dma_count",
     "hbm_bytes",
+    "hbm_read_bytes",
+    "hbm_written_bytes",
     "hbm_bandwidth",
     "dma_wait_cycles",
     "dma_wait_share",
