@@ -16,6 +16,8 @@ class Published:
         baseline_ms: XLA's program, milliseconds, or None where no time was published.
         expert_ms: The hand-tuned kernel, milliseconds, or None.
         note: Why the times may not be comparable.
+        zero_weights: Whether all weights of its products were zero when it was measured: a chip
+            that multiplies zeros needs less power and keeps its clock.
         compiler: Versions of the compiler with which they were measured.
         source: Where they come from.
     """
@@ -23,6 +25,7 @@ class Published:
     baseline_ms: float | None
     expert_ms: float | None
     note: str
+    zero_weights: bool
     compiler: str
     source: str
 
@@ -72,6 +75,7 @@ def published(workload_id: str) -> Published:
         baseline_ms=row.get("baseline_ms"),
         expert_ms=row.get("expert_ms"),
         note=row.get("note", ""),
+        zero_weights=workload_id in table["zero_weights"],
         compiler=table["compiler"],
         source=table["source"],
     )

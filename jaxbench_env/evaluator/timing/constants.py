@@ -13,6 +13,9 @@ class Constants:
 
     Attributes:
         clock_hz: Core clock in Hz.
+        launch_seconds: Seconds from the start of an executable on the device to its first bundle.
+        random_data_slowdown: Time on random operands over time on constant ones: power makes the
+            chip lower its clock.
         hbm_bytes_per_cycle: Effective HBM bandwidth in bytes a core cycle.
         dma_latency: Cycles from the issue of an HBM transfer until its data has landed, when
             nothing else is in flight.
@@ -26,6 +29,8 @@ class Constants:
     """
 
     clock_hz: float
+    launch_seconds: float
+    random_data_slowdown: float
     hbm_bytes_per_cycle: float
     dma_latency: float
     dma_min_cycles: float

@@ -244,7 +244,9 @@ class Lowering:
         run = str(one.run_bytes)
         if "steps_per_stride" in named:
             run = f"{self.value(named['steps_per_stride'])} * 512"
-        lines = [f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P)"]
+        lines = [
+            f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P)"
+        ]
         if "remote" in one.op:
             lines.append(f"E.unmodelled({self._remark(one.op)}, P)")
         if destination in ("smem", ""):

@@ -52,8 +52,8 @@ class Prediction:
     """A predicted run time.
 
     Attributes:
-        ms: Run time in milliseconds.
-        cycles: Run time in core cycles.
+        ms: Run time on the device in milliseconds: cycles, slowed down by random data, and launch.
+        cycles: Core cycles from the first bundle to the last transfer.
         uncertain: Whether the replay could not follow everything. `ms` is then no estimate to
             reward: unknown loops are charged `unknown_trip_count` iterations, unknown DMAs a whole
             window, doubtful effects in full, unsatisfied waits a latency; a program that ran out of
@@ -88,6 +88,7 @@ def predict(
     feeds: Mapping[tuple[str, int], Sequence[int]] | None = None,
     max_steps: int = 2_000_000,
     max_text_bytes: int = 200 << 20,
+    random_data: bool = True,
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -100,6 +101,8 @@ def predict(
         max_steps: Bound on the work, about one step for a basic block that is run; beyond that
             the rest is extrapolated and the result uncertain.
         max_text_bytes: Most bytes of listings and HLO to read.
+        random_data: Whether the operands of the products are random. On constant ones (zero
+            weights, as in some published measurements) the chip keeps its full clock.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -108,7 +111,9 @@ def predict(
     folder = Path(dump_dir)
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
-        return _predict(listings, top_level, module, doubts, constants, feeds or {}, max_steps)
+        return _predict(
+            listings, top_level, module, doubts, constants, feeds or {}, max_steps, random_data
+        )
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
@@ -123,6 +128,7 @@ def _predict(
     constants: Constants,
     feeds: Mapping[tuple[str, int], Sequence[int]],
     max_steps: int,
+    random_data: bool,
 ) -> Prediction:
     engine = Engine(constants, feeds, max_steps, replay)
     for doubt in doubts:
@@ -160,7 +166,8 @@ def _predict(
         if floor > cycles:
             engine.note("raised to the least that such a program takes", uncertain=True)
             cycles = floor
-    seconds = cycles / constants.clock_hz
+    slowdown = constants.random_data_slowdown if random_data else 1.0
+    seconds = cycles / constants.clock_hz * slowdown + constants.launch_seconds
     return Prediction(
         ms=seconds * 1e3,
         cycles=cycles,
