@@ -66,10 +66,7 @@ def read(serialized: bytes) -> Program:
         ValueError: If it cannot be parsed.
     """
     with mlir.make_ir_context():
-        try:
-            module = stablehlo.deserialize_portable_artifact(None, serialized)
-        except Exception:  # the binding's first parameter differs between versions
-            module = stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
+        module = parse(serialized)
         operations = list(_walk(module.operation))
         needed = _needed(operations)
         calls, outside, constants = [], 0, 0
@@ -87,6 +84,20 @@ def read(serialized: bytes) -> Program:
                 if _key(operation) in needed:
                     outside += _product_flops(operation)
         return Program(frozenset(targets), constants, tuple(calls), outside)
+
+
+def parse(program: bytes | str) -> ir.Module:
+    """A StableHLO module from a portable artifact or from text, in the current context.
+
+    Raises:
+        Exception: Of any kind, if it is malformed.
+    """
+    if isinstance(program, str):
+        return ir.Module.parse(program)
+    try:
+        return stablehlo.deserialize_portable_artifact(None, program)
+    except Exception:  # the binding's first parameter differs between versions
+        return stablehlo.deserialize_portable_artifact(ir.Context.current, program)
 
 
 # ----------------------------------------------------------------------------- the outer module
@@ -173,15 +184,8 @@ def _constant_bytes(operation) -> int:
 def _pallas_call(operation) -> PallasCall:
     """Decodes the Mosaic module of a `tpu_custom_call` and counts its matrix products."""
     try:
-        config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
-        body = base64.b64decode(config["custom_call_config"]["body"])
-        context = ir.Context()
-        context.allow_unregistered_dialects = True
-        tpu.register_dialect(context)
-        with context, ir.Location.unknown(context):
-            module = ir.Module.parse(body)
-            passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
-            passes.run(module.operation)
+        module = mosaic_module(mosaic_body(operation))
+        with module.context:
             kernel = module.body.operations[0].operation
             bounds = _bounds(kernel)
             flops = sum(_kernel_flops(block, 1) for block in kernel.regions[0].blocks)
@@ -189,6 +193,24 @@ def _pallas_call(operation) -> PallasCall:
             return PallasCall(bounds, flops * math.prod(bounds), vmem)
     except Exception:
         return PallasCall((), 0, readable=False)
+
+
+def mosaic_body(operation) -> str:
+    """The Mosaic module of a `tpu_custom_call`, as the text that is in it."""
+    config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
+    return config["custom_call_config"]["body"]
+
+
+def mosaic_module(body: str) -> ir.Module:
+    """Decodes a Mosaic module, in a context of its own. Raises any exception if it is malformed."""
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    with context, ir.Location.unknown(context):
+        module = ir.Module.parse(base64.b64decode(body))
+        passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
+        passes.run(module.operation)
+    return module
 
 
 def _vmem_bytes(argument) -> int:

@@ -11,6 +11,18 @@ long each wait lasts. No TPU and no JAX are needed.
 
 from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
-from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict
+from jaxbench_env.evaluator.timing.feeds import Kernel, match
+from jaxbench_env.evaluator.timing.hlo import kernel_hash
+from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict, read_module
 
-__all__ = ["Constants", "Prediction", "ProgramTime", "TimingError", "predict"]
+__all__ = [
+    "Constants",
+    "Kernel",
+    "Prediction",
+    "ProgramTime",
+    "TimingError",
+    "kernel_hash",
+    "match",
+    "predict",
+    "read_module",
+]

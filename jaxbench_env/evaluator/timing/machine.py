@@ -25,9 +25,9 @@ MAX_FLAGS = 1 << 16  # far more than the hardware has
 WORDS_PER_STEP = 64  # words of memory handled at the price of one step
 
 
-def _word(value: int) -> int:
-    """A fed 32-bit word as a signed number."""
-    return (int(value) + HALF & WORD) - HALF
+def _word(value: int | None) -> object:
+    """A fed 32-bit word as a signed number; None is unknown."""
+    return UNKNOWN if value is None else (int(value) + HALF & WORD) - HALF
 
 
 class OutOfSteps(Exception):
@@ -203,18 +203,20 @@ class Engine:
         words = granules * 8
         self.steps += min(max(words, 0), len(self.mem)) // WORDS_PER_STEP
         values = self.feeds.get((self.running, operand))
-        if values is None:
-            if words < len(self.mem):
-                for address in range(start, start + words):
-                    if address in self.mem:
-                        self.mem[address] = UNKNOWN
-            else:
-                for address in self.mem:
-                    if start <= address < start + words:
-                        self.mem[address] = UNKNOWN
-            return
-        for index, value in enumerate(values[: max(words, 0)]):
-            self.mem[start + index] = _word(value)
+        # Anything but a copy of the whole operand is not what the values were laid out for.
+        if values is not None and len(values) in (words, 1):
+            self.steps += len(values) // WORDS_PER_STEP
+            for index, value in enumerate(values):
+                self.mem[start + index] = _word(value)
+            start, words = start + len(values), words - len(values)
+        if words < len(self.mem):
+            for address in range(start, start + words):
+                if address in self.mem:
+                    self.mem[address] = UNKNOWN
+        else:
+            for address in self.mem:
+                if start <= address < start + words:
+                    self.mem[address] = UNKNOWN
 
     def operand(self, index: int, passed: object) -> object:
         """A scalar operand that is passed by value."""

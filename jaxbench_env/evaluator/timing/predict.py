@@ -85,7 +85,7 @@ def predict(
     dump_dir: Path,
     *,
     constants: Constants | None = None,
-    feeds: Mapping[tuple[str, int], Sequence[int]] | None = None,
+    feeds: Mapping[tuple[str, int], Sequence[int | None]] | None = None,
     max_steps: int = 2_000_000,
     max_text_bytes: int = 200 << 20,
     random_data: bool = True,
@@ -95,8 +95,8 @@ def predict(
     Args:
         dump_dir: Folder written by libtpu with `--xla_jf_dump_to`, holding one executable.
         constants: Machine model; by default the packaged one of the v6e.
-        feeds: Values of scalar operands, (HLO instruction name, operand index) -> 32-bit words. An
-            operand without values makes the result uncertain only if control flow, a DMA's size or
+        feeds: Values of scalar operands, (HLO instruction name, operand index) -> 32-bit words as
+            they lie in memory, None for unknown ones; see `match`. An operand without values makes the result uncertain only if control flow, a DMA's size or
             a wait depends on it.
         max_steps: Bound on the work, about one step for a basic block that is run; beyond that
             the rest is extrapolated and the result uncertain.
@@ -309,9 +309,25 @@ def _load(
     doubts = (
         ["the dump holds several top-level programs; the last is used"] if len(tops) > 1 else []
     )
+    return listings, top, _module(stamp, modules), doubts
+
+
+def read_module(folder: Path) -> hlo.Module:
+    """The compiled module of a dump, as `predict` reads it.
+
+    Raises:
+        TimingError: If there is no dump.
+    """
+    names = [path.name for path, _ in _files(folder)]
+    tops = [one for one in map(_LISTING.fullmatch, names) if one and one.group(2) == TOP_LEVEL]
+    modules = [(one.group(1), folder / one.group()) for one in map(_HLO.fullmatch, names) if one]
+    return _module(tops[-1].group(1) if tops else "", modules)
+
+
+def _module(stamp: str, modules: Sequence[tuple[str, Path]]) -> hlo.Module:
+    """The module that was compiled together with the top level, or else the last one."""
     same = [path for prefix, path in modules if prefix == stamp] or [path for _, path in modules]
-    module = hlo.Module(_read(same[-1])) if same else hlo.Module()
-    return listings, top, module, doubts
+    return hlo.Module(_read(same[-1])) if same else hlo.Module()
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:
