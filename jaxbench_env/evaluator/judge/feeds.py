@@ -9,7 +9,7 @@ timed; nothing of them goes to the process that compiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,12 @@ _NUMPY = {"i1": "bool", "bf16": "bfloat16"}
 
 
 def kernels(
-    text: bytes | str, workload: Workload, seed: int, kept: Sequence[int] | None = None
+    text: bytes | str,
+    workload: Workload,
+    seed: int,
+    *,
+    kept: Sequence[int] | None = None,
+    given: Mapping[str, np.ndarray] | None = None,
 ) -> list[Kernel]:
     """Computes the scalar operands of all kernel calls of a program.
 
@@ -42,6 +47,7 @@ def kernels(
         workload: What the program computes; its arguments are the workload's.
         seed: Of the inputs.
         kept: Which of the workload's arguments the program has; found by their types if not given.
+        given: Inputs by name, instead of drawn ones.
 
     Raises:
         Exception: Of any kind, if the program cannot be read at all.
@@ -58,7 +64,15 @@ def kernels(
         for call in calls:
             body, operands = _scalars(call.operation)
             found.append((call, body, operands))
-        values, missing = _evaluate(slicer, found, workload, seed, tuple(kept))
+
+        def inputs(arguments: Sequence[int]) -> tuple[np.ndarray, ...]:
+            names = list(workload.presets["v6e"].args)
+            wanted = [names[kept[i]] for i in arguments]
+            if given is not None and set(wanted) <= given.keys():
+                return tuple(given[name] for name in wanted)
+            return workload.steering_inputs("v6e", wanted, DRAWS[0], seed)
+
+        values, missing = _evaluate(slicer, found, inputs)
         names = [(call.operation, call.frame) for call, _, _ in found]
         result = []
         for index, (call, body, operands) in enumerate(found):
@@ -81,7 +95,12 @@ def kernels(
 
 
 def for_dump(
-    text: bytes | str, workload: Workload, seed: int, dump: Path
+    text: bytes | str,
+    workload: Workload,
+    seed: int,
+    dump: Path,
+    *,
+    given: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[Feeds, list[str]]:
     """Feeds of `timing.predict` for a program whose compiler's dump lies in a folder.
 
@@ -90,6 +109,7 @@ def for_dump(
         workload: What it computes.
         seed: Of the inputs.
         dump: The folder, as for `timing.predict`.
+        given: Inputs by name, instead of drawn ones: what a published time was measured on.
 
     Returns:
         The feeds, and why operands have none, as sentences.
@@ -98,7 +118,8 @@ def for_dump(
         TimingError: If there is no dump.
         Exception: Of any kind, if the program cannot be read at all.
     """
-    return timing.match(kernels(text, workload, seed), timing.read_module(Path(dump)))
+    found = kernels(text, workload, seed, given=given)
+    return timing.match(found, timing.read_module(Path(dump)))
 
 
 def _kept(slicer: slicing.Slicer, workload: Workload) -> tuple[int, ...]:
@@ -173,12 +194,11 @@ def _scalars(operation: ir.Operation) -> tuple[str, list[int]]:
     return name, chosen
 
 
-def _evaluate(slicer, found, workload, seed, kept):
+def _evaluate(slicer, found, inputs):
     """Values of operands, or why there are none, by (place in `found`, operand index)."""
     values: dict[tuple[int, int], np.ndarray] = {}
     missing: dict[tuple[int, int], str] = {}
     nodes: dict[tuple[int, int], slicing.Node] = {}
-    needed: set[int] = set()
     for index, (call, _, operands) in enumerate(found):
         for operand in operands:
             key, node = (index, operand), (call.operation.operands[operand], call.frame)
@@ -187,14 +207,14 @@ def _evaluate(slicer, found, workload, seed, kept):
                     raise NoValues("the kernel is called in a loop or a branch")
                 if math.prod(ir.ShapedType(node[0].type).shape) > MAX_WORDS:
                     raise NoValues("they are too many")
-                needed |= set(slicer.cut([node]).arguments)
+                slicer.cut([node])
                 nodes[key] = node
             except NoValues as why:
                 missing[key] = str(why)
     if nodes:
         try:
             part = slicer.cut(list(nodes.values()))
-            results = run(part, [kept[i] for i in part.arguments], workload, seed)
+            results = run(part, inputs)
             values = dict(zip(nodes, results, strict=True))
         except NoValues as why:
             missing |= dict.fromkeys(nodes, str(why))
@@ -202,32 +222,27 @@ def _evaluate(slicer, found, workload, seed, kept):
 
 
 def run(
-    part: slicing.Part, arguments: Sequence[int], workload: Workload, seed: int
+    part: slicing.Part, inputs: Callable[[Sequence[int]], Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Runs a part of a program on the CPU, on inputs of a workload at full size.
+    """Runs a part of a program on the CPU.
 
     Args:
-        part: The program.
-        arguments: Which of the workload's arguments it has.
-        workload: The workload.
-        seed: Of the inputs.
+        part: The part.
+        inputs: Arrays for arguments of the whole program, by their indices.
 
     Raises:
-        NoValues: If it does not compile, takes too much memory, or its inputs do.
+        NoValues: If it does not compile, takes too much memory, or there are no such inputs.
     """
     main = part.module.body.operations[0].regions[0].blocks[0]
-    returned = list(main.operations)[-1].operands
-    outs = [jax.ShapeDtypeStruct(*_described(value.type)) for value in returned]
-    specs = list(workload.presets["v6e"].args.items())
-    chosen = [specs[index] for index in arguments]
-    ins = [jax.ShapeDtypeStruct(spec.shape, spec.np_dtype) for _, spec in chosen]
+    outs = [_described(value.type) for value in list(main.operations)[-1].operands]
+    ins = [jax.ShapeDtypeStruct(*_described(value.type)) for value in main.arguments]
     try:
-        arrays = workload.steering_inputs("v6e", [name for name, _ in chosen], DRAWS[0], seed)
+        arrays = inputs(part.arguments)
     except ValueError as error:
         raise NoValues(str(error)) from None
 
     def same_types(*_: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(jax.numpy.zeros(out.shape, out.dtype) for out in outs)
+        return tuple(jax.numpy.zeros(*out) for out in outs)
 
     shell = export.export(jax.jit(same_types, keep_unused=True), platforms=["cpu"])(*ins)
     try:

@@ -370,7 +370,9 @@ class Cost:
                 if add is not None and start is not None:
                     steps = [self._constant(one, loop) for one in add.operands]
                     carried = [one == body.arguments[index] for one in add.operands]
-                    step = next((s for s, c in zip(steps, carried[::-1], strict=True) if s and c), 0)
+                    step = next(
+                        (s for s, c in zip(steps, carried[::-1], strict=True) if s and c), 0
+                    )
                     if step > 0:
                         return max(0, -(-(stop - start) // step))
         raise NoValues("they come out of a loop whose length is not a constant")

@@ -151,9 +151,11 @@ def pack(values: np.ndarray, shape: str) -> list[int | None] | None:
             sizes = tuple(int(t) for t in tile.split(","))
             if not all(sizes) or len(sizes) > array.ndim:
                 return None
-            if np.prod([-(-n // t) * t for n, t in zip(array.shape[::-1], sizes[::-1])]) * np.prod(
-                array.shape[: array.ndim - len(sizes)]
-            ) > 4 * MAX_WORDS:
+            if (
+                np.prod([-(-n // t) * t for n, t in zip(array.shape[::-1], sizes[::-1])])
+                * np.prod(array.shape[: array.ndim - len(sizes)])
+                > 4 * MAX_WORDS
+            ):
                 return None
             array, filled = _tile(array, sizes), _tile(filled, sizes)
     array, filled = array.reshape(-1), filled.reshape(-1)

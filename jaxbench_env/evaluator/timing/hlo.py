@@ -95,7 +95,8 @@ class Module:
 
     def _read(self, text: str) -> None:
         current = ""
-        for line in text.split("\n"):
+        # metadata of a kernel is printed on lines of its own, in the middle of the instruction
+        for line in re.sub(r'\n(?="|\}\})', "", text).split("\n"):
             if line.startswith("}"):
                 if 'execution_thread="' in line and current:
                     self._side_threads.add(current)
