@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
+from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.sandbox import Job, Limits, sandbox
 from jaxbench_env.evaluator.store import compile_slot
+from workloads import Workload
 
 # Topology names that libtpu accepts without a chip; see jax.experimental.topologies.
 TOPOLOGIES = {"v6e": "v6e:1x1"}
@@ -28,11 +30,15 @@ COMPILE_LIMITS = Limits(
     disk_bytes=256 << 20,
 )
 PRICE_SECONDS = 120
+FEEDS_SECONDS = 60
 # The final schedule of every program, and nothing else that libtpu could write.
 DUMP_FLAGS = (
     "--xla_jf_dump_to=dump --xla_jf_dump_llo_text=true "
     "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
 )
+
+
+Scalars = tuple[list[dict[str, Any]], list[bytes]]  # as `timing.to_blobs` makes them
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ def build(
     *,
     limits: Limits = COMPILE_LIMITS,
     watch: Callable[[Job], None] = lambda job: None,
+    scalars: Scalars = ([], []),
 ) -> Built:
     """Compiles an artefact for a TPU that is not there and predicts its time.
 
@@ -104,6 +111,8 @@ def build(
         target: The chip.
         limits: What the compile may use.
         watch: Called with the running job, so that another thread can cancel it.
+        scalars: Values of the kernels' scalar operands, from `scalars`. They are secret, and the
+            compiler does not get them.
 
     Raises:
         BuildError: If the compiler rejects it, runs out of memory or time, or dies.
@@ -129,7 +138,7 @@ def build(
             raise _rejected(event)
         compiled = time.monotonic()
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
-        prediction, problem = _price(job.box / "out" / "dump")
+        prediction, problem = _price(job.box / "out" / "dump", scalars)
         return Built(
             hbm_used=int(event["hbm_used"]),
             vmem_used=event["vmem_used"],
@@ -147,12 +156,35 @@ def _pallas_programs(hlo: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _price(dump: Path) -> tuple[dict[str, Any] | None, str]:
+def scalars(artefact: bytes, workload: Workload, seed: int) -> tuple[Scalars, str]:
+    """The scalar operands that the kernels of an artefact have on secret inputs, for `build`.
+
+    Args:
+        artefact: A TPU artefact.
+        workload: What it computes.
+        seed: Seed of the inputs.
+
+    Returns:
+        The operands, and why there are none if so.
+
+    Raises:
+        JudgeError: If the evaluator itself fails.
+    """
+    request = {"do": "feeds", **named(workload), "seed": seed}
+    try:
+        answer, blobs = pool().ask("price", request, [artefact], FEEDS_SECONDS)
+    except Refused as error:
+        return ([], []), f"no values for scalar operands: {str(error).splitlines()[0]}"
+    return (answer["kernels"], blobs), ""
+
+
+def _price(dump: Path, values: Scalars) -> tuple[dict[str, Any] | None, str]:
     """The predicted time of a dump folder that a compile child has left."""
     if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
         return None, "the compiler's dump holds something other than files"
+    request = {"do": "price", "dump": str(dump), "kernels": values[0]}
     try:
-        answer, _ = pool().ask("price", {"do": "price", "dump": str(dump)}, timeout=PRICE_SECONDS)
+        answer, _ = pool().ask("price", request, values[1], timeout=PRICE_SECONDS)
     except Refused as error:
         return None, str(error)
     except JudgeError as error:

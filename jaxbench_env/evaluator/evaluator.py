@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator import fences, tracing, verdict
@@ -185,8 +187,13 @@ class Evaluator:
             raise Failure(refused.status, "trace", str(refused)) from None
         verdict.require_kernel(run.facts)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
+        values = ([], [])
+        if run.facts["scalar_operands"]:
+            with run.timed("feeds"):
+                values, problem = building.scalars(artefact, run.workload, feeds_seed(run.seed))
+            run.notes += [problem] if problem else []
         try:
-            program = building.build(artefact, self.target, watch=jobs.add)
+            program = building.build(artefact, self.target, watch=jobs.add, scalars=values)
         except building.BuildError as error:
             memory = Memory(hbm_limit=chip(self.target).hbm_bytes, **error.memory)
             raise Failure(
@@ -230,6 +237,11 @@ class Evaluator:
         programs, pallas = prediction["programs"], program.pallas_programs
         verdict.require_share(run.facts, programs, pallas, memory, times)
         return {"times": times, "memory": memory, "counters": prediction["counters"]}
+
+
+def feeds_seed(seed: int) -> int:
+    """Seed of the inputs on which a candidate is timed, other than those of its numbers."""
+    return int(np.random.SeedSequence([seed, 1 << 32]).generate_state(1)[0])
 
 
 def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:

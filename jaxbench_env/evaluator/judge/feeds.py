@@ -27,8 +27,6 @@ from jaxbench_env.evaluator.timing.feeds import MAX_WORDS, Feeds, Kernel
 from workloads import DRAWS, Workload
 
 MAX_TEMPORARY_BYTES = 2 << 30
-_DYNAMIC = -(1 << 63)  # a bound of the grid that is an operand
-_INTEGERS = {f"{sign}{bits}" for sign in ("i", "ui") for bits in (1, 8, 16, 32)}
 _NUMPY = {"i1": "bool", "bf16": "bfloat16"}
 
 
@@ -156,42 +154,16 @@ def _described(kind: ir.Type) -> tuple[tuple[int, ...], str]:
 
 
 def _scalars(operation: ir.Operation) -> tuple[str, list[int]]:
-    """Hash of a kernel's code, and which of its operands are scalars that may steer it.
-
-    These are dynamic bounds of the grid, which come first, and whole arrays of integers that the
-    kernel has in SMEM.
-    """
+    """Hash of a kernel's code, and which of its operands are scalars that may steer it."""
     body = program.mosaic_body(operation)
     name = timing.kernel_hash(body)
     try:
         module = program.mosaic_module(body)
         with module.context:
             kernel = module.body.operations[0].operation
-            bounds: list[int] = []
-            if "iteration_bounds" in kernel.attributes:
-                bounds = list(ir.DenseI64ArrayAttr(kernel.attributes["iteration_bounds"]))
-            inner = [
-                (str(one.type), tuple(ir.ShapedType(one.type).shape))
-                if str(one.type).startswith("memref")
-                else ("", ())
-                for one in list(kernel.regions[0].blocks[0].arguments)[len(bounds) :]
-            ]
+            return name, program.scalar_operands(operation, kernel)
     except Exception:  # the module is hostile; a kernel that cannot be read gets nothing
         return name, []
-    dynamic = sum(bound == _DYNAMIC for bound in bounds)
-    chosen = list(range(dynamic))
-    for index, operand in enumerate(list(operation.operands)[dynamic:]):
-        if index >= len(inner):
-            break
-        kind, shape = inner[index]
-        outer = ir.ShapedType(operand.type)
-        if (
-            "memory_space<smem>" in kind
-            and tuple(outer.shape) == shape
-            and str(outer.element_type) in _INTEGERS
-        ):
-            chosen.append(dynamic + index)
-    return name, chosen
 
 
 def _evaluate(slicer, found, inputs):

@@ -7,16 +7,19 @@ be followed with their values. Whoever knows them describes the program's kernel
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from jaxbench_env.evaluator.timing import hlo
 
 MAX_WORDS = 1 << 18  # 32-bit words of one operand: all of SMEM
+MAX_PADDED = 1 << 28  # elements of an operand times those of a tile
 
 _SHAPE = re.compile(
     r"(?P<type>pred|[su](?:8|16|32))\[(?P<dims>[\d,]*)\]"
@@ -39,6 +42,38 @@ class Kernel:
     values: Mapping[int, np.ndarray] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)
     after: frozenset[int] = frozenset()
+
+
+def to_blobs(kernels: Sequence[Kernel]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Kernels as data for JSON and the bytes of their values; `from_blobs` reads them back."""
+    records, blobs = [], []
+    for kernel in kernels:
+        arrays = []
+        for operand, values in kernel.values.items():
+            arrays.append([operand, str(values.dtype), list(values.shape)])
+            blobs.append(np.ascontiguousarray(values).tobytes())
+        missing = list(kernel.missing.items())
+        records.append(
+            dict(body=kernel.body, arrays=arrays, missing=missing, after=sorted(kernel.after))
+        )
+    return records, blobs
+
+
+def from_blobs(records: Sequence[Mapping[str, Any]], blobs: Iterable[bytes]) -> list[Kernel]:
+    """Reverses `to_blobs`."""
+    rest = iter(blobs)
+    return [
+        Kernel(
+            record["body"],
+            {
+                i: np.frombuffer(next(rest), kind).reshape(dims)
+                for i, kind, dims in record["arrays"]
+            },
+            dict(record["missing"]),
+            frozenset(record["after"]),
+        )
+        for record in records
+    ]
 
 
 Feeds = dict[tuple[str, int], list[int | None]]
@@ -151,11 +186,7 @@ def pack(values: np.ndarray, shape: str) -> list[int | None] | None:
             sizes = tuple(int(t) for t in tile.split(","))
             if not all(sizes) or len(sizes) > array.ndim:
                 return None
-            if (
-                np.prod([-(-n // t) * t for n, t in zip(array.shape[::-1], sizes[::-1])])
-                * np.prod(array.shape[: array.ndim - len(sizes)])
-                > 4 * MAX_WORDS
-            ):
+            if array.size * math.prod(sizes) > MAX_PADDED:
                 return None
             array, filled = _tile(array, sizes), _tile(filled, sizes)
     array, filled = array.reshape(-1), filled.reshape(-1)

@@ -203,8 +203,7 @@ class Engine:
         words = granules * 8
         self.steps += min(max(words, 0), len(self.mem)) // WORDS_PER_STEP
         values = self.feeds.get((self.running, operand))
-        # Anything but a copy of the whole operand is not what the values were laid out for.
-        if values is not None and len(values) in (words, 1):
+        if values is not None and len(values) <= words:  # a copy of the whole operand, not a part
             self.steps += len(values) // WORDS_PER_STEP
             for index, value in enumerate(values):
                 self.mem[start + index] = _word(value)

@@ -96,8 +96,8 @@ def predict(
         dump_dir: Folder written by libtpu with `--xla_jf_dump_to`, holding one executable.
         constants: Machine model; by default the packaged one of the v6e.
         feeds: Values of scalar operands, (HLO instruction name, operand index) -> 32-bit words as
-            they lie in memory, None for unknown ones; see `match`. An operand without values makes the result uncertain only if control flow, a DMA's size or
-            a wait depends on it.
+            they lie in memory, None for unknown ones; `match` makes them. An operand without values
+            makes the result uncertain only if control flow, a DMA's size or a wait depends on it.
         max_steps: Bound on the work, about one step for a basic block that is run; beyond that
             the rest is extrapolated and the result uncertain.
         max_text_bytes: Most bytes of listings and HLO to read.
