@@ -222,16 +222,22 @@ class Evaluator:
             )
         run.stage = Stage.COMPILED
         times = Times(
-            baseline_ms=based.ms,
+            baseline_ms=based.paid_ms,
             roofline_ms=run.workload.roofline_ms(self.target),
             compiler=str(building.installed_versions()),
         )
         prediction = program.prediction
         if prediction is None:
             return {"times": times, "memory": memory}
-        uncertain = prediction["uncertain"] or based.uncertain
+        uncertain = prediction["uncertain"]
         if uncertain:
             run.flags.add("uncertain")
+        if based.uncertain:
+            run.flags.add("baseline_bound")
+            run.notes.append(
+                "XLA's time is a bound from below, so the speedup is too: parts of XLA's program "
+                "depend on data or run where there is no schedule to replay."
+            )
         reasons = tuple(prediction["reasons"])
         times = replace(times, candidate_ms=prediction["ms"], uncertain=uncertain, reasons=reasons)
         programs, pallas = prediction["programs"], program.pallas_programs

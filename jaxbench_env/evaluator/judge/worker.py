@@ -148,7 +148,7 @@ def _price(request, blobs):
     dump = Path(request["dump"])
     kernels = timing.from_blobs(request["kernels"], blobs)
     values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
-    prediction = dataclasses.asdict(timing.predict(dump, feeds=values))
+    prediction = dataclasses.asdict(timing.predict(dump, feeds=values, least=request["least"]))
     if prediction["uncertain"]:
         prediction["reasons"] = [*prediction["reasons"], *notes]
     return prediction, []

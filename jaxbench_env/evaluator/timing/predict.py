@@ -89,6 +89,7 @@ def predict(
     max_steps: int = 2_000_000,
     max_text_bytes: int = 200 << 20,
     random_data: bool = True,
+    least: bool = False,
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -103,6 +104,10 @@ def predict(
         max_text_bytes: Most bytes of listings and HLO to read.
         random_data: Whether the operands of the products are random. On constant ones (zero
             weights, as in some published measurements) the chip keeps its full clock.
+        least: What to do where the replay is uncertain: by default everything doubtful is charged,
+            and the time is a bound from above; with `least` nothing of it is (unknown loops run
+            once, what may not happen does not, estimated work overlaps with all other), and it is
+            a bound from below.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -112,7 +117,7 @@ def predict(
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
         return _predict(
-            listings, top_level, module, doubts, constants, feeds or {}, max_steps, random_data
+            listings, top_level, module, doubts, constants, feeds or {}, max_steps, random_data, least
         )
     except TimingError:
         raise
@@ -129,8 +134,9 @@ def _predict(
     feeds: Mapping[tuple[str, int], Sequence[int]],
     max_steps: int,
     random_data: bool,
+    least: bool,
 ) -> Prediction:
-    engine = Engine(constants, feeds, max_steps, replay)
+    engine = Engine(constants, feeds, max_steps, replay, least)
     for doubt in doubts:
         engine.note(doubt, uncertain=True)
     addresses = AddressMap()
@@ -153,14 +159,15 @@ def _predict(
                 f"the listing of {program.name} is not as libtpu writes it: {defect}",
                 uncertain=True,
             )
-    end += _sparse_core_ticks(engine, module)
+    elsewhere = _sparse_core_ticks(engine, module)
+    end = max(end, elsewhere) if least else end + elsewhere
     cycles = end / TICKS
     share = sum(
         engine.tally.calls[name][1] for name in estimated if name in engine.tally.calls
     ) / max(end, 1)
     if share > ESTIMATE_TOLERANCE:
         engine.note(f"{share:.0%} of the time rests on estimates", uncertain=True)
-    if engine.uncertain:
+    if engine.uncertain and not least:
         once = sum(program.listing.length for program in replayed)
         floor = max(module.entry_bytes / constants.hbm_bytes_per_cycle, once)
         if floor > cycles:
@@ -202,7 +209,9 @@ def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> s
         one = module.instructions.get(name)
         if one is None:
             continue  # the engine reports it when it is called
-        cycles = one.estimate or one.bytes / engine.constants.hbm_bytes_per_cycle
+        cycles = one.bytes / engine.constants.hbm_bytes_per_cycle
+        if one.estimate:
+            cycles = min(cycles, one.estimate) if engine.least else one.estimate
         engine.programs[name] = max(round(cycles * TICKS), 1)
         estimated.add(name)
         source = "the compiler's estimate" if one.estimate else "its bytes"
@@ -216,6 +225,9 @@ def _sparse_core_ticks(engine: Engine, module: hlo.Module) -> int:
     if not size:
         return 0
     constants = engine.constants
+    if engine.least:
+        engine.note(f"{size} bytes of SparseCore work at all of HBM's bandwidth", uncertain=True)
+        return round(size / constants.hbm_bytes_per_cycle * TICKS)
     speed = constants.hbm_bytes_per_cycle * constants.sparse_core_bandwidth_share
     engine.note(
         f"SparseCore work is estimated from {size} bytes and added without overlap", uncertain=True
