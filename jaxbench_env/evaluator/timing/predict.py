@@ -126,17 +126,14 @@ def predict(
 
 
 def _predict(
+    engine: Engine,
     listings: dict[str, Listing],
     top_level: Listing,
     module: hlo.Module,
     doubts: list[str],
-    constants: Constants,
-    feeds: Mapping[tuple[str, int], Sequence[int]],
-    max_steps: int,
     random_data: bool,
-    least: bool,
 ) -> Prediction:
-    engine = Engine(constants, feeds, max_steps, replay, least)
+    constants = engine.constants
     for doubt in doubts:
         engine.note(doubt, uncertain=True)
     addresses = AddressMap()
@@ -160,14 +157,14 @@ def _predict(
                 uncertain=True,
             )
     elsewhere = _sparse_core_ticks(engine, module)
-    end = max(end, elsewhere) if least else end + elsewhere
+    end = max(end, elsewhere) if engine.least else end + elsewhere
     cycles = end / TICKS
     share = sum(
         engine.tally.calls[name][1] for name in estimated if name in engine.tally.calls
     ) / max(end, 1)
     if share > ESTIMATE_TOLERANCE:
         engine.note(f"{share:.0%} of the time rests on estimates", uncertain=True)
-    if engine.uncertain and not least:
+    if engine.uncertain and not engine.least:
         once = sum(program.listing.length for program in replayed)
         floor = max(module.entry_bytes / constants.hbm_bytes_per_cycle, once)
         if floor > cycles:
