@@ -116,9 +116,8 @@ def predict(
     folder = Path(dump_dir)
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
-        return _predict(
-            listings, top_level, module, doubts, constants, feeds or {}, max_steps, random_data, least
-        )
+        engine = Engine(constants, feeds or {}, max_steps, replay, least)
+        return _predict(engine, listings, top_level, module, doubts, random_data)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
