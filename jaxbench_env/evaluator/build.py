@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,19 @@ DUMP_FLAGS = (
 )
 
 
-Scalars = tuple[list[dict[str, Any]], list[bytes]]  # as `timing.to_blobs` makes them
+@dataclass(frozen=True, repr=False)
+class Scalars:
+    """The scalar operands of a program's kernels on secret inputs.
+
+    Attributes:
+        kernels: What they belong to, as `timing.to_blobs` makes it.
+        blobs: The values.
+        problem: Why there are none, if so, as a sentence.
+    """
+
+    kernels: Sequence[dict[str, Any]] = ()
+    blobs: Sequence[bytes] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ def build(
     *,
     limits: Limits = COMPILE_LIMITS,
     watch: Callable[[Job], None] = lambda job: None,
-    scalars: Scalars = ([], []),
+    scalars: Scalars = Scalars(),  # noqa: B008 - immutable
     bounded: bool = False,
 ) -> Built:
     """Compiles an artefact for a TPU that is not there and predicts its time.
@@ -165,7 +177,7 @@ def _pallas_programs(hlo: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def scalars(artefact: bytes, workload: Workload, seed: int) -> tuple[Scalars, str]:
+def scalars(artefact: bytes, workload: Workload, seed: int) -> Scalars:
     """The scalar operands that the kernels of an artefact have on secret inputs, for `build`.
 
     Args:
@@ -173,18 +185,15 @@ def scalars(artefact: bytes, workload: Workload, seed: int) -> tuple[Scalars, st
         workload: What it computes.
         seed: Seed of the inputs.
 
-    Returns:
-        The operands, and why there are none if so.
-
     Raises:
         JudgeError: If the evaluator itself fails.
     """
     request = {"do": "feeds", **named(workload), "seed": seed}
     try:
         answer, blobs = pool().ask("price", request, [artefact], FEEDS_SECONDS)
-    except Refused as error:
-        return ([], []), f"no values for scalar operands: {str(error).splitlines()[0]}"
-    return (answer["kernels"], blobs), ""
+    except Refused:  # it was inspected before, so this is its size
+        return Scalars(problem="scalar operands have no values: computing them takes too long")
+    return Scalars(answer["kernels"], blobs, answer["problem"])
 
 
 def _price(
@@ -193,9 +202,10 @@ def _price(
     """The predicted time of a dump folder that a compile child has left."""
     if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
         return None, "the compiler's dump holds something other than files"
-    request = {"do": "price", "dump": str(dump), "kernels": values[0], "least": least}
+    known = {"kernels": list(values.kernels), "problem": values.problem}
+    request = {"do": "price", "dump": str(dump), "least": least, **known}
     try:
-        answer, _ = pool().ask("price", request, values[1], timeout=PRICE_SECONDS)
+        answer, _ = pool().ask("price", request, values.blobs, timeout=PRICE_SECONDS)
     except Refused as error:
         return None, str(error)
     except JudgeError as error:

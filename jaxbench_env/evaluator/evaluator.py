@@ -187,11 +187,10 @@ class Evaluator:
             raise Failure(refused.status, "trace", str(refused)) from None
         verdict.require_kernel(run.facts)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
-        values = ([], [])
+        values = building.Scalars()
         if run.facts["scalar_operands"]:
             with run.timed("feeds"):
-                values, problem = building.scalars(artefact, run.workload, feeds_seed(run.seed))
-            run.notes += [problem] if problem else []
+                values = building.scalars(artefact, run.workload, feeds_seed(run.seed))
         try:
             program = building.build(artefact, self.target, watch=jobs.add, scalars=values)
         except building.BuildError as error:

@@ -48,20 +48,14 @@ def kernels(
         given: Inputs by name, instead of drawn ones.
 
     Raises:
-        Exception: Of any kind, if the program cannot be read at all.
+        NoValues: If the program is too long, or has other arguments than the workload.
+        Exception: Of any kind, if it cannot be read at all.
     """
     with mlir.make_ir_context(), ir.Location.unknown():
         slicer = slicing.Slicer(program.parse(text))
         if kept is None:
             kept = _kept(slicer, workload)
-        try:
-            calls = slicer.calls()
-        except NoValues:
-            return []
-        found = []
-        for call in calls:
-            body, operands = _scalars(call.operation)
-            found.append((call, body, operands))
+        found = [(call, *_scalars(call.operation)) for call in slicer.calls()]
 
         def inputs(arguments: Sequence[int]) -> tuple[np.ndarray, ...]:
             names = list(workload.presets["v6e"].args)
@@ -114,6 +108,7 @@ def for_dump(
 
     Raises:
         TimingError: If there is no dump.
+        NoValues: See `kernels`.
         Exception: Of any kind, if the program cannot be read at all.
     """
     found = kernels(text, workload, seed, given=given)

@@ -35,7 +35,7 @@ class NoValues(Exception):
     """The values cannot be computed beforehand; says why, as the end of a sentence."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Frame:
     """One call of a function: what its arguments are, in the frame of the caller."""
 
@@ -46,7 +46,7 @@ class Frame:
 Node = tuple[ir.Value, Frame]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Call:
     """A place at which a kernel is called.
 

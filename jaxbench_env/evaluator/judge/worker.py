@@ -137,9 +137,12 @@ def _feeds(request, blobs):
     workload = _workload(request)
     exported, _ = artefact.load(blobs[0], "tpu", numerics.contract(workload, "v6e"))
     kept, program = exported.module_kept_var_idx, exported.mlir_module_serialized
-    found = feeds.kernels(program, workload, request["seed"], kept=kept)
+    try:
+        found, problem = feeds.kernels(program, workload, request["seed"], kept=kept), ""
+    except feeds.NoValues as why:
+        found, problem = [], f"scalar operands have no values: {why}"
     records, out = timing.to_blobs(found)
-    return {"kernels": records}, out
+    return {"kernels": records, "problem": problem}, out
 
 
 def _price(request, blobs):
@@ -150,6 +153,7 @@ def _price(request, blobs):
     values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
     prediction = dataclasses.asdict(timing.predict(dump, feeds=values, least=request["least"]))
     if prediction["uncertain"]:
+        notes += [request["problem"]] if request["problem"] else []
         prediction["reasons"] = [*prediction["reasons"], *notes]
     return prediction, []
 
