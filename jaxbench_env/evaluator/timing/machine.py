@@ -172,7 +172,8 @@ class Engine:
         """An effect under a predicate that cannot be evaluated: whether it is charged."""
         op = program.remarks[remark]
         self.note(f"{op} under an unknown condition in {program.name}; charged", uncertain=True)
-        return not self.least
+        # what may have changed scalar memory leaves it unknown in either case
+        return not self.least or op.startswith("sst") or "smem" in op
 
     def unmodelled(self, remark: int, program: Program) -> None:
         """An operation that steers time but is not part of the model."""
