@@ -155,9 +155,10 @@ def build(
         compiled = time.monotonic()
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
         dump, least = job.box / "out" / "dump", None
-        prediction, problem = _price(dump, scalars)
+        patience = PRICE_SECONDS * (5 if bounded else 1)  # the unrolled baseline takes minutes
+        prediction, problem = _price(dump, scalars, patience)
         if bounded and prediction is not None and prediction["uncertain"]:
-            least, problem = _price(dump, scalars, least=True)
+            least, problem = _price(dump, scalars, patience, least=True)
             prediction = prediction if least else None
         return Built(
             hbm_used=int(event["hbm_used"]),
@@ -197,7 +198,7 @@ def scalars(artefact: bytes, workload: Workload, seed: int) -> Scalars:
 
 
 def _price(
-    dump: Path, values: Scalars, *, least: bool = False
+    dump: Path, values: Scalars, seconds: float, *, least: bool = False
 ) -> tuple[dict[str, Any] | None, str]:
     """The predicted time of a dump folder that a compile child has left."""
     if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
@@ -205,7 +206,7 @@ def _price(
     known = {"kernels": list(values.kernels), "problem": values.problem}
     request = {"do": "price", "dump": str(dump), "least": least, **known}
     try:
-        answer, _ = pool().ask("price", request, values.blobs, timeout=PRICE_SECONDS)
+        answer, _ = pool().ask("price", request, values.blobs, timeout=seconds)
     except Refused as error:
         return None, str(error)
     except JudgeError as error:
