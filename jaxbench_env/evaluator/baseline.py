@@ -65,6 +65,11 @@ class Baseline:
         """
         return self.least_ms if self.uncertain and self.least_ms is not None else self.ms
 
+    @property
+    def bounded(self) -> bool:
+        """Whether `paid_ms` is at most the true time, as far as the predictor can tell."""
+        return not self.uncertain or self.least_ms is not None
+
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Baseline:
         """Rebuilds a baseline from `dataclasses.asdict`, also after a trip through JSON."""
@@ -125,12 +130,9 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
 
 
 def _complete(record: dict[str, Any] | None) -> bool:
-    """Whether a stored record has all that is needed; a certain time needs no bound."""
-    if record is None:
-        return False
-    lacking = Baseline.__dataclass_fields__.keys() ^ record.keys()
-    bounded = record.get("least_ms") is not None or not record.get("uncertain", True)
-    return lacking <= {"least_ms"} and bounded
+    """Whether a stored record has all that is needed; tables of earlier versions know no bound."""
+    fields = Baseline.__dataclass_fields__.keys()
+    return record is not None and fields ^ record.keys() <= {"least_ms"}
 
 
 def make(workload: Workload, target: str) -> Baseline:

@@ -228,10 +228,10 @@ class Evaluator:
         prediction = program.prediction
         if prediction is None:
             return {"times": times, "memory": memory}
-        uncertain = prediction["uncertain"]
+        uncertain = prediction["uncertain"] or not based.bounded
         if uncertain:
             run.flags.add("uncertain")
-        if based.uncertain:
+        if based.uncertain and based.bounded:
             run.flags.add("baseline_bound")
             run.notes.append(
                 "XLA's time is a bound from below, so the speedup is too: parts of XLA's program "
