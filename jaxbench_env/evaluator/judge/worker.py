@@ -114,6 +114,7 @@ def _inspect(request, blobs):
     workload = _workload(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
     return {
+        "scalar_operands": sum(call.scalar_operands for call in facts.calls),
         "pallas_calls": len(facts.calls),
         "readable": all(call.readable for call in facts.calls),
         "vmem_bytes": max((call.vmem_bytes for call in facts.calls), default=0),
@@ -128,11 +129,33 @@ def _reference(request, blobs):
     return {}, [numerics.export_reference(_workload(request))]
 
 
+def _feeds(request, blobs):
+    """The kernels of the full-size TPU artefact with the values of their scalar operands."""
+    from jaxbench_env.evaluator import timing
+    from jaxbench_env.evaluator.judge import artefact, feeds, numerics
+
+    workload = _workload(request)
+    exported, _ = artefact.load(blobs[0], "tpu", numerics.contract(workload, "v6e"))
+    kept, program = exported.module_kept_var_idx, exported.mlir_module_serialized
+    try:
+        found, problem = feeds.kernels(program, workload, request["seed"], kept=kept), ""
+    except feeds.NoValues as why:
+        found, problem = [], f"scalar operands have no values: {why}"
+    records, out = timing.to_blobs(found)
+    return {"kernels": records, "problem": problem}, out
+
+
 def _price(request, blobs):
     from jaxbench_env.evaluator import timing
 
-    prediction = timing.predict(Path(request["dump"]))
-    return dataclasses.asdict(prediction), []
+    dump = Path(request["dump"])
+    kernels = timing.from_blobs(request["kernels"], blobs)
+    values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
+    prediction = dataclasses.asdict(timing.predict(dump, feeds=values, least=request["least"]))
+    if prediction["uncertain"]:
+        notes += [request["problem"]] if request["problem"] else []
+        prediction["reasons"] = [*prediction["reasons"], *notes]
+    return prediction, []
 
 
 _HANDLERS = {
@@ -142,6 +165,7 @@ _HANDLERS = {
     "inputs": _inputs,
     "inspect": _inspect,
     "reference": _reference,
+    "feeds": _feeds,
     "price": _price,
 }
 

@@ -11,6 +11,20 @@ long each wait lasts. No TPU and no JAX are needed.
 
 from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
-from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict
+from jaxbench_env.evaluator.timing.feeds import Kernel, from_blobs, match, to_blobs
+from jaxbench_env.evaluator.timing.hlo import kernel_hash
+from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict, read_module
 
-__all__ = ["Constants", "Prediction", "ProgramTime", "TimingError", "predict"]
+__all__ = [
+    "Constants",
+    "Kernel",
+    "Prediction",
+    "ProgramTime",
+    "TimingError",
+    "from_blobs",
+    "kernel_hash",
+    "match",
+    "predict",
+    "read_module",
+    "to_blobs",
+]
