@@ -28,10 +28,12 @@ COMPILE_LIMITS = Limits(
     disk_bytes=256 << 20,
 )
 PRICE_SECONDS = 120
-# The final schedule of every program, and nothing else that libtpu could write.
+# The final schedule of every program with the source lines of its kernels, and nothing else that
+# libtpu could write. The annotations are comments: the schedule is the same without them.
 DUMP_FLAGS = (
     "--xla_jf_dump_to=dump --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.* "
+    "--xla_mosaic_enable_llo_source_annotations=true"
 )
 
 

@@ -46,6 +46,7 @@ class Tally:
         """Starts with nothing counted."""
         self.steps = self.hbm_read = self.hbm_written = self.dmas = self.wait = 0
         self.blocks: dict[int, defaultdict[int, int]] = {}  # executions by program and block
+        self.waits: dict[tuple[int, int], int] = {}  # waiting ticks by program and block
         self.calls: dict[str, list[int]] = {}  # program name -> calls, ticks, waiting ticks, bytes
 
     @property
@@ -68,6 +69,8 @@ class Tally:
             mine = self.block_counts(number)
             for index, count in counts.items():
                 mine[index] += count * times
+        for place, ticks in other.waits.items():
+            self.waits[place] = self.waits.get(place, 0) + ticks * times
         for name, record in other.calls.items():
             mine = self.calls.setdefault(name, [0, 0, 0, 0])
             for index, count in enumerate(record):
@@ -289,8 +292,10 @@ class Engine:
                 self._occupancy[key] = ticks
         return ticks
 
-    def wait(self, time: int, flag: object, amount: object, program: Program) -> int:
-        """Time at which the flag has reached `amount`."""
+    def wait(
+        self, time: int, flag: object, amount: object, program: Program, block: int = 0
+    ) -> int:
+        """Time at which the flag has reached `amount`; `block` is where the program waits."""
         self._plain(amount)
         target = self._flag(flag, program)
         if amount is UNKNOWN:
@@ -310,7 +315,10 @@ class Engine:
             value = amount
             until = max(until, time + self._latency)
         target.value = value
-        self.tally.wait += until - time
+        if until > time:
+            self.tally.wait += until - time
+            place = program.number, block
+            self.tally.waits[place] = self.tally.waits.get(place, 0) + until - time
         return until
 
     def add(self, flag: object, amount: object, program: Program) -> None:

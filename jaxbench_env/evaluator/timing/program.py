@@ -250,7 +250,7 @@ class Program:
         """Python source of block `index`; see `lowering.py` for why it is safe to run."""
         block = self.blocks[index]
         low = self._lowering
-        low.begin_block()
+        low.begin_block(index)
         lines: list[str] = []
         for address in self._range(block.start, block.end):
             lines += low.bundle(self.listing.bundles[address], address - block.start)
