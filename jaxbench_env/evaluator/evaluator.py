@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
-from jaxbench_env.evaluator import fences, tracing, verdict
+from jaxbench_env.evaluator import fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import numerics_limit
 from jaxbench_env.evaluator.judge.pool import Refused, pool
@@ -229,7 +229,7 @@ class Evaluator:
         times = replace(times, candidate_ms=prediction["ms"], uncertain=uncertain, reasons=reasons)
         programs, pallas = prediction["programs"], program.pallas_programs
         verdict.require_share(run.facts, programs, pallas, memory, times)
-        return {"times": times, "memory": memory, "counters": prediction["counters"]}
+        return {"times": times, "memory": memory, **profile.fields(run.workload, program, limits)}
 
 
 def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:

@@ -11,6 +11,7 @@ long each wait lasts. No TPU and no JAX are needed.
 
 from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
+from jaxbench_env.evaluator.timing.loops import Loop
 from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict
 
-__all__ = ["Constants", "Prediction", "ProgramTime", "TimingError", "predict"]
+__all__ = ["Constants", "Loop", "Prediction", "ProgramTime", "TimingError", "predict"]
