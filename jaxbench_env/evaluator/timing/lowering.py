@@ -81,6 +81,7 @@ class Lowering:
         self._remarks: dict[str, int] = {}
         self.callees: list[str] = []
         self.remarks: list[str] = []
+        self.transfers: list[Instruction] = []
         self._assigned: set[int] = set()
         self._block = 0
 
@@ -247,8 +248,10 @@ class Lowering:
         if "steps_per_stride" in named:
             run = f"{self.value(named['steps_per_stride'])} * 512"
         lines = [
-            f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P)"
+            f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P, "
+            f"{len(self.transfers)})"
         ]
+        self.transfers.append(one)
         if "remote" in one.op:
             lines.append(f"E.unmodelled({self._remark(one.op)}, P)")
         if destination in ("smem", ""):

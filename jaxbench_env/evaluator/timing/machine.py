@@ -101,6 +101,7 @@ class Engine:
         programs: A `Program`, or the estimated ticks of one call, by name.
         reasons: What was uncertain or estimated, with the number of times.
         uncertain: Whether the replay could not follow everything.
+        expanded: Iterations of a loop that are run before any is skipped.
         rehearsing: Whether a loop period is being tried out on a copy (`steady.py`).
     """
 
@@ -124,6 +125,7 @@ class Engine:
         self.reasons: dict[str, int] = {}
         self.uncertain = False
         self.rehearsing = False
+        self.expanded = 0
         self.arguments: dict[int, object] = {}
         self.depth = 0
         self.running = ""  # the name that was called, which may share another one's schedule
@@ -256,8 +258,13 @@ class Engine:
         run: object,
         window: int,
         program: Program,
+        transfer: int = 0,
     ) -> None:
-        """Issues a transfer of 32-byte granules; `reads` and `writes` say which end is in HBM."""
+        """Issues a transfer of 32-byte granules; `reads` and `writes` say which end is in HBM.
+
+        `transfer` is the index of the instruction in the program's `transfers`, for those who
+        record what happens.
+        """
         self._plain(granules, run)
         target = self._flag(flag, program)
         if granules is UNKNOWN or granules < 0:
@@ -337,6 +344,11 @@ class Engine:
             target.value = 0
 
     # ---- control flow
+
+    def skipped(
+        self, program: Program, header: int, start: int, end: int, repetitions: int, period: Tally
+    ) -> None:
+        """Told of loop periods that were not run; only `record.py` listens."""
 
     def unknown_branch(self, index: int, program: Program) -> int:
         """Successor of a block whose branch depends on something unknown.

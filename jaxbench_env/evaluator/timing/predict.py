@@ -16,6 +16,7 @@ from jaxbench_env.evaluator.timing.loops import Loop
 from jaxbench_env.evaluator.timing.lowering import TICKS
 from jaxbench_env.evaluator.timing.machine import Engine, OutOfSteps, Tally
 from jaxbench_env.evaluator.timing.program import AddressMap, Program
+from jaxbench_env.evaluator.timing.record import Recorder, Recording
 from jaxbench_env.evaluator.timing.steady import replay
 from jaxbench_env.evaluator.timing.usage import Usage, usage
 
@@ -98,6 +99,7 @@ def predict(
     max_steps: int = 2_000_000,
     max_text_bytes: int = 200 << 20,
     random_data: bool = True,
+    recorder: Recorder | None = None,
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -112,6 +114,7 @@ def predict(
         max_text_bytes: Most bytes of listings and HLO to read.
         random_data: Whether the operands of the products are random. On constant ones (zero
             weights, as in some published measurements) the chip keeps its full clock.
+        recorder: Is told what happens when, for a timeline.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -120,9 +123,9 @@ def predict(
     folder = Path(dump_dir)
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
-        return _predict(
-            listings, top_level, module, doubts, constants, feeds or {}, max_steps, random_data
-        )
+        arguments = constants, feeds or {}, max_steps, replay
+        engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
+        return _predict(listings, top_level, module, doubts, engine, random_data)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
@@ -134,12 +137,11 @@ def _predict(
     top_level: Listing,
     module: hlo.Module,
     doubts: list[str],
-    constants: Constants,
-    feeds: Mapping[tuple[str, int], Sequence[int]],
-    max_steps: int,
+    engine: Engine,
     random_data: bool,
 ) -> Prediction:
-    engine = Engine(constants, feeds, max_steps, replay)
+    constants = engine.constants
+    recorder = engine.recorder if isinstance(engine, Recording) else None
     for doubt in doubts:
         engine.note(doubt, uncertain=True)
     addresses = AddressMap()
@@ -149,12 +151,16 @@ def _predict(
     }
     top = Program(TOP_LEVEL, 0, top_level, addresses, top_level=True)
     engine.programs = {**programs, **dict.fromkeys(HOST_PROGRAMS, 0)}
+    if recorder:
+        recorder.watch([top, *programs.values()])
     estimated = _stand_ins(engine, [top, *programs.values()], module)
     try:
         end = replay(engine, top, 0)
     except OutOfSteps as stopped:
         end = stopped.time
     end = max(end, engine.hbm_free)  # transfers that nothing waits for still have to finish
+    if recorder:
+        recorder.top, recorder.end = top, end
     replayed = [top, *(one for one in programs.values() if one.number in engine.tally.blocks)]
     for program in replayed:
         for defect in sorted(program.listing.malformed):
