@@ -11,7 +11,14 @@ from importlib.resources import files
 from typing import Any
 
 from jaxbench_env.evaluator import store
-from jaxbench_env.evaluator.build import COMPILE_LIMITS, BuildError, Built, Versions, build
+from jaxbench_env.evaluator.build import (
+    COMPILE_LIMITS,
+    BuildError,
+    Built,
+    Timeline,
+    Versions,
+    build,
+)
 from jaxbench_env.evaluator.judge.pool import Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
 from workloads import Workload
@@ -113,17 +120,31 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
     return _known[name]
 
 
+def compiled(workload: Workload, target: str, timeline: Timeline | None = None) -> Built:
+    """Compiles the reference, whatever is known of it already.
+
+    Args:
+        workload: Whose reference.
+        target: The chip.
+        timeline: As for `build`.
+
+    Raises:
+        BuildError: If it does not compile.
+    """
+    try:
+        _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
+    except Refused as error:
+        raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
+    return build(blobs[0], target, limits=LIMITS, timeline=timeline)
+
+
 def make(workload: Workload, target: str) -> Baseline:
     """Compiles and prices the reference.
 
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    try:
-        _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
-    except Refused as error:
-        raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
-    built: Built = build(blobs[0], target, limits=LIMITS)
+    built = compiled(workload, target)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")
     return Baseline(

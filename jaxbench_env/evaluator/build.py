@@ -68,6 +68,19 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """A timeline to write.
+
+    Attributes:
+        title: What it is of.
+        iterations: Iterations of each loop to show before exact repetition is left out.
+    """
+
+    title: str
+    iterations: int = 8
+
+
+@dataclass(frozen=True)
 class Built:
     """A compiled program.
 
@@ -80,6 +93,7 @@ class Built:
         compile_seconds: Wall time of the compile.
         price_seconds: Wall time of the replay.
         fences: Active parts of the sandbox.
+        trace: The predicted timeline, if it was asked for: Trace Event Format, gzipped.
     """
 
     hbm_used: int
@@ -90,6 +104,7 @@ class Built:
     compile_seconds: float
     price_seconds: float
     fences: tuple[str, ...]
+    trace: bytes | None = None
 
 
 def build(
@@ -98,6 +113,7 @@ def build(
     *,
     limits: Limits = COMPILE_LIMITS,
     watch: Callable[[Job], None] = lambda job: None,
+    timeline: Timeline | None = None,
 ) -> Built:
     """Compiles an artefact for a TPU that is not there and predicts its time.
 
@@ -106,6 +122,7 @@ def build(
         target: The chip.
         limits: What the compile may use.
         watch: Called with the running job, so that another thread can cancel it.
+        timeline: What to write a timeline of, if one is wanted.
 
     Raises:
         BuildError: If the compiler rejects it, runs out of memory or time, or dies.
@@ -131,7 +148,7 @@ def build(
             raise _rejected(event)
         compiled = time.monotonic()
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
-        prediction, problem = _price(job.box / "out" / "dump")
+        prediction, problem, trace = _price(job.box / "out" / "dump", timeline)
         return Built(
             hbm_used=int(event["hbm_used"]),
             vmem_used=event["vmem_used"],
@@ -141,6 +158,7 @@ def build(
             compile_seconds=compiled - started,
             price_seconds=time.monotonic() - compiled,
             fences=ended.fences,
+            trace=trace,
         )
 
 
@@ -149,17 +167,21 @@ def _pallas_programs(hlo: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _price(dump: Path) -> tuple[dict[str, Any] | None, str]:
-    """The predicted time of a dump folder that a compile child has left."""
+def _price(
+    dump: Path, timeline: Timeline | None = None
+) -> tuple[dict[str, Any] | None, str, bytes | None]:
+    """The predicted time of a dump folder that a compile child has left, and its timeline."""
     if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
-        return None, "the compiler's dump holds something other than files"
+        return None, "the compiler's dump holds something other than files", None
+    request = {"do": "price", "dump": str(dump), **(asdict(timeline) if timeline else {})}
     try:
-        answer, _ = pool().ask("price", {"do": "price", "dump": str(dump)}, timeout=PRICE_SECONDS)
+        answer, blobs = pool().ask("price", request, timeout=PRICE_SECONDS)
     except Refused as error:
-        return None, str(error)
+        return None, str(error), None
     except JudgeError as error:
-        return None, str(error).strip().splitlines()[-1]
-    return {k: v for k, v in answer.items() if k not in ("ok", "blobs")}, ""
+        return None, str(error).strip().splitlines()[-1], None
+    prediction = {k: v for k, v in answer.items() if k not in ("ok", "blobs")}
+    return prediction, "", blobs[0] if blobs else None
 
 
 def _died(job: Job, limits: Limits) -> BuildError:

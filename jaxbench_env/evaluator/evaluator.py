@@ -29,7 +29,7 @@ from jaxbench_env.evaluator.result import (
     Status,
     Times,
 )
-from jaxbench_env.evaluator.sandbox import Job
+from jaxbench_env.evaluator.sandbox import Job, Limits
 from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
@@ -114,7 +114,35 @@ class Evaluator:
             ),
         )
 
-    def _evaluate(self, run: _Run) -> dict[str, Any]:
+    def timeline(
+        self, workload: Workload, source: str, *, seed: int = 0, iterations: int = 8
+    ) -> building.Built:
+        """Compiles a kernel text at the published size and writes its predicted timeline.
+
+        The numbers are not checked, so it says nothing about whether the kernel is right.
+
+        Args:
+            workload: What the text claims to compute.
+            source: The text.
+            seed: Seed of the inputs that decide what depends on data.
+            iterations: Iterations of each loop to show before exact repetition is left out.
+
+        Raises:
+            Failure: With the verdict on a text that does not get as far as a compiled program.
+        """
+        run = _Run(workload, source, seed, timeline=building.Timeline(workload.id, iterations))
+        limits = self._audit(run)
+        with (
+            tracing.start(workload, source, building.DEVICE_KINDS[self.target], limits) as job,
+            _Jobs() as jobs,
+        ):
+            for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
+                if platform == "tpu":
+                    return self._build(run, artefact, jobs)
+        raise AssertionError("artefacts() raises unless it yields the TPU's")
+
+    def _audit(self, run: _Run) -> Limits:
+        """Audits the text; returns the limits for running it."""
         with run.timed("audit"):
             finding = None
             if "audit" not in self.without:
@@ -123,7 +151,10 @@ class Evaluator:
         if finding is not None:
             raise Failure(finding.status, "audit", finding.message, line=finding.line)
         run.stage = Stage.AUDITED
-        limits = replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
+        return replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
+
+    def _evaluate(self, run: _Run) -> dict[str, Any]:
+        limits = self._audit(run)
         kind = building.DEVICE_KINDS[self.target]
         # Left from the inside out: jobs are cancelled, threads end, and only then the connection
         # to the trace child is closed, which one of them may be reading.
@@ -186,7 +217,7 @@ class Evaluator:
         verdict.require_kernel(run.facts)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
         try:
-            program = building.build(artefact, self.target, watch=jobs.add)
+            program = building.build(artefact, self.target, watch=jobs.add, timeline=run.timeline)
         except building.BuildError as error:
             memory = Memory(hbm_limit=chip(self.target).hbm_bytes, **error.memory)
             raise Failure(
@@ -277,6 +308,7 @@ class _Run:
     workload: Workload
     source: str
     seed: int
+    timeline: building.Timeline | None = None
     stage: Stage = Stage.NONE
     flags: set[str] = field(default_factory=lambda: {"uncalibrated"})
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact

@@ -131,8 +131,15 @@ def _reference(request, blobs):
 def _price(request, blobs):
     from jaxbench_env.evaluator import timing
 
-    prediction = timing.predict(Path(request["dump"]))
-    return dataclasses.asdict(prediction), []
+    recorder = None
+    if request.get("iterations") is not None:
+        recorder = timing.Recorder(request["iterations"])
+    prediction = timing.predict(Path(request["dump"]), recorder=recorder)
+    out = []
+    if recorder is not None:
+        clock = timing.Constants.load().clock_hz
+        out.append(timing.chrome_trace(recorder, clock, request["title"]))
+    return dataclasses.asdict(prediction), out
 
 
 _HANDLERS = {

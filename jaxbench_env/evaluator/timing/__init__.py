@@ -13,5 +13,16 @@ from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
 from jaxbench_env.evaluator.timing.loops import Loop
 from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict
+from jaxbench_env.evaluator.timing.record import Recorder
+from jaxbench_env.evaluator.timing.timeline import chrome_trace
 
-__all__ = ["Constants", "Loop", "Prediction", "ProgramTime", "TimingError", "predict"]
+__all__ = [
+    "Constants",
+    "Loop",
+    "Prediction",
+    "ProgramTime",
+    "Recorder",
+    "TimingError",
+    "chrome_trace",
+    "predict",
+]

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxbench_env.evaluator.timing.listing import SLOT_CLASSES, classify
+from jaxbench_env.evaluator.timing.listing import SLOT_CLASSES, Listing, classify
 
 #: File name under which a kernel text is traced.
 KERNEL_FILE = "kernel.py"
@@ -56,6 +56,21 @@ class Scan:
 
     spills: int = 0
     lines: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def most(self) -> list[int]:
+        """Its lines, those with most instructions first."""
+        total: Counter[int] = Counter()
+        for (_, line), count in self.lines.items():
+            total[line] += count
+        return sorted(total, key=lambda line: (-total[line], line))
+
+
+def read(listing: Listing, blocks: Sequence[tuple[int, int]]) -> list[Scan]:
+    """Reads blocks of a listing in its file; empty ones if it has none or is not to be trusted."""
+    if listing.path is None or listing.malformed:
+        return [Scan() for _ in blocks]
+    text = listing.path.read_bytes().decode("utf-8", "replace")
+    return scan(text, blocks, listing.length)
 
 
 def scan(text: str, blocks: Iterable[tuple[int, int]], length: int) -> list[Scan]:

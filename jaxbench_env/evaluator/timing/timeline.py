@@ -21,6 +21,7 @@ from jaxbench_env.evaluator.timing.loops import UNITS, Body, bodies, slot_counts
 from jaxbench_env.evaluator.timing.lowering import TICKS
 from jaxbench_env.evaluator.timing.program import Program
 from jaxbench_env.evaluator.timing.record import Called, Moved, Ran, Recorder, Skipped, Waited
+from jaxbench_env.evaluator.timing.scan import read
 
 CORE, HBM = 1, 2  # processes
 PROGRAMS, LOOPS, BLOCKS, WAITS, REST = 1, 2, 3, 4, 5  # tracks of the core
@@ -70,6 +71,7 @@ class _Writer:
         }
         self._bodies: dict[int, dict[int, Body]] = {}
         self._contents: dict[tuple[int, int], tuple[dict[str, Any], Shares]] = {}
+        self._lines: dict[int, list[str]] = {}
         self._lanes = 0
 
     def events(self) -> list[Event]:
@@ -100,7 +102,8 @@ class _Writer:
         for one in work:
             if isinstance(one, Ran):
                 block = one.program.blocks[one.block]
-                name = f"{one.program.name} {block.start:#x}-{block.end - 1:#x}"
+                name = self._lines_of(one.program)[one.block] or one.program.name
+                name += f", bundles {block.start} to {block.end - 1}"
                 details = self._content(one.program, one.block)[0]
             else:
                 name = f"x {one.repetitions:,} repeated"
@@ -284,6 +287,16 @@ class _Writer:
             "wait_us": self._time(one.period.wait * times),
         }
         return details, slot_shares(counts, (one.end - one.start) / TICKS / times)
+
+    def _lines_of(self, program: Program) -> list[str]:
+        """By block, the line of the kernel text that most of it comes from, "" where not told."""
+        if program.number not in self._lines:
+            places = [(block.start, block.end) for block in program.blocks]
+            self._lines[program.number] = [
+                f"line {lines[0]}" if (lines := one.most()) else ""
+                for one in read(program.listing, places)
+            ]
+        return self._lines[program.number]
 
     def _loops_of(self, program: Program) -> dict[int, Body]:
         """The loops of a program by header."""

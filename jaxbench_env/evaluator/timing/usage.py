@@ -16,7 +16,7 @@ from jaxbench_env.evaluator.timing.loops import (
 )
 from jaxbench_env.evaluator.timing.machine import Tally
 from jaxbench_env.evaluator.timing.program import Program
-from jaxbench_env.evaluator.timing.scan import Scan, scan
+from jaxbench_env.evaluator.timing.scan import Scan, read
 
 #: Part of the issued bundles below which a program's text is not read again.
 WORTH_READING = 0.01
@@ -115,11 +115,6 @@ def _steps(program: Program, tally: Tally, issued: int) -> tuple[int, float]:
 
 def _scan(program: Program, tally: Tally) -> dict[int, Scan]:
     """Source lines and spills of the blocks that ran, by index."""
-    path = program.listing.path
-    if path is None or program.listing.malformed:
-        return {}
-    ran = sorted(tally.blocks[program.number])
-    ran = [index for index in ran if tally.blocks[program.number][index]]
+    ran = sorted(index for index, times in tally.blocks[program.number].items() if times)
     places = [(program.blocks[index].start, program.blocks[index].end) for index in ran]
-    text = path.read_bytes().decode("utf-8", "replace")
-    return dict(zip(ran, scan(text, places, program.listing.length), strict=True))
+    return dict(zip(ran, read(program.listing, places), strict=True))
