@@ -278,7 +278,7 @@ def _counters(
 
 def _program_times(tally: Tally, end: int) -> tuple[ProgramTime, ...]:
     rows = [
-        ProgramTime(name, calls, ticks / TICKS, wait / TICKS, moved)
+        ProgramTime(safe_name(name), calls, ticks / TICKS, wait / TICKS, moved)
         for name, (calls, ticks, wait, moved) in tally.calls.items()
         if name not in HOST_PROGRAMS
     ]
@@ -316,7 +316,7 @@ def _load(
             tops.append((match.group(1), listing))
         else:
             # a fusion may be compiled again with other windows: the last one is the one in use
-            listings[_safe_name(listing.name or match.group(2))] = listing
+            listings[safe_name(listing.name or match.group(2))] = listing
     if not tops:
         raise TimingError(f"no listing of a top-level program (TLP) in {folder}")
     stamp, top = tops[-1]
@@ -360,6 +360,6 @@ def _read(path: Path) -> str:
         raise TimingError(f"cannot read {path}: {error}") from error
 
 
-def _safe_name(name: str) -> str:
+def safe_name(name: str) -> str:
     """Names end up in reports; libtpu's own consist of these characters."""
     return re.sub(r"[^\w.<>\-]", "_", name)[:512]

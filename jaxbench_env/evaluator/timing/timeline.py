@@ -19,13 +19,18 @@ from typing import Any
 
 from jaxbench_env.evaluator.timing.loops import UNITS, Body, bodies, slot_counts, slot_shares
 from jaxbench_env.evaluator.timing.lowering import TICKS
+from jaxbench_env.evaluator.timing.predict import safe_name
 from jaxbench_env.evaluator.timing.program import Program
 from jaxbench_env.evaluator.timing.record import Called, Moved, Ran, Recorder, Skipped, Waited
 from jaxbench_env.evaluator.timing.scan import read
 
 CORE, HBM = 1, 2  # processes
-PROGRAMS, LOOPS, BLOCKS, WAITS, REST = 1, 2, 3, 4, 5  # tracks of the core
-BUS, LANES = 1, 10  # tracks of the memory; transfers in flight take as many as they need
+PROGRAMS, LOOPS, BLOCKS, WAITS, REST = 11, 12, 13, 14, 15  # tracks of the core
+AGAIN, BUS, LANES = (
+    19,
+    20,
+    21,
+)  # tracks of the memory; transfers in flight take as many as they need
 _TRACKS = {
     PROGRAMS: "programs",
     LOOPS: "loop iterations",
@@ -83,7 +88,7 @@ class _Writer:
         slices = [
             self._slice(CORE, PROGRAMS, "TLP", 0, self._recorder.end),
             *(
-                self._slice(CORE, PROGRAMS, one.name, one.start, one.end)
+                self._slice(CORE, PROGRAMS, safe_name(one.name), one.start, one.end)
                 for one in kept
                 if isinstance(one, Called)
             ),
@@ -108,6 +113,8 @@ class _Writer:
             else:
                 name = f"x {one.repetitions:,} repeated"
                 details = self._skipped(one)[0]
+                if one.period.dmas:
+                    yield self._slice(HBM, AGAIN, name, one.start, one.end)
             yield self._slice(CORE, BLOCKS, name, one.start, one.end, details)
 
     def _loops(self, work: list[Ran | Skipped]) -> Iterator[Event]:
@@ -133,10 +140,9 @@ class _Writer:
                 number = stack[depth].number + 1
                 yield from self._close(stack, depth, one.start)
             if isinstance(one, Skipped):
-                number += body.iterations(one.period) * one.repetitions
-                name = f"{program.name} x {one.repetitions:,} repeated, up to {number:,}"
+                first, number = number, number + body.iterations(one.period) * one.repetitions - 1
+                name = f"x {one.repetitions:,} repeated, {first:,} to {number:,}"
                 yield self._slice(CORE, LOOPS, name, one.start, one.end)
-                number -= 1
             if len(stack) < MAX_DEPTH:
                 start = one.end if isinstance(one, Skipped) else one.start
                 stack.append(_Iteration(body, number, start))
@@ -147,7 +153,8 @@ class _Writer:
         """Ends the iterations from a depth on."""
         for row in reversed(stack[depth:]):
             if row.start < time:
-                name = f"{row.body.program.name} iteration {row.number:,}"
+                name = f"{row.body.program.name} " if row.body.outermost else ""
+                name += f"{'step' if row.body.outermost else 'iteration'} {row.number:,}"
                 yield self._slice(CORE, LOOPS, name, row.start, time)
         del stack[depth:]
 
@@ -242,7 +249,7 @@ class _Writer:
         return round(ticks * self._scale, 6)
 
     def _names(self) -> list[Event]:
-        memory = {BUS: "HBM busy"}
+        memory = {AGAIN: "repeated", BUS: "HBM busy"}
         memory |= {LANES + lane: f"in flight {lane}" for lane in range(self._lanes)}
         core = dict(_TRACKS)
         if not self._recorder.left_out:
