@@ -94,7 +94,7 @@ def _memory(result: EvalResult) -> Found:
             waiting * (1 - speed),
             f"{waiting:.0%} of the time waits for HBM, which runs at {speed:.0%} of its bandwidth: "
             f"transfers of {_size(each)} on average are too small or start too late to hide its "
-            "latency; use larger blocks, or more buffers for each (pl.Buffered).",
+            "latency; use larger blocks, or start more copies ahead (pltpu.make_async_copy).",
         )
     elif speed >= SATURATED and moved <= EXCESS * least:
         yield (
