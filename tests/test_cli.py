@@ -135,7 +135,8 @@ def test_trace_writes_the_timeline_of_a_kernel(tmp_path):
     assert result.exit_code == 0 and written["bytes"] == file.stat().st_size
     document = json.loads(gzip.decompress(file.read_bytes()))
     whole = max(event["dur"] for event in document["traceEvents"] if event["name"] == "TLP")
-    assert whole == pytest.approx(1000 * written["predicted_ms"], rel=1e-3)
+    # the time is also that of a launch, some microseconds
+    assert 0 <= 1000 * written["predicted_ms"] - whole < 10
     # the compiler's source annotations name lines of the kernel text
     assert any(event["name"].startswith("line ") for event in document["traceEvents"])
 

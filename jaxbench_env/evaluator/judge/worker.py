@@ -137,7 +137,8 @@ def _price(request, blobs):
     prediction = timing.predict(Path(request["dump"]), recorder=recorder)
     out = []
     if recorder is not None:
-        clock = timing.Constants.load().clock_hz
+        constants = timing.Constants.load()
+        clock = constants.clock_hz / constants.random_data_slowdown
         out.append(timing.chrome_trace(recorder, clock, request["title"]))
     return dataclasses.asdict(prediction), out
 

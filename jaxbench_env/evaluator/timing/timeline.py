@@ -52,7 +52,7 @@ def chrome_trace(recorder: Recorder, clock_hz: float, title: str) -> bytes:
 
     Args:
         recorder: What a finished replay recorded.
-        clock_hz: Core clock.
+        clock_hz: Core clock, as the data leave it.
         title: What was replayed.
     """
     document = {

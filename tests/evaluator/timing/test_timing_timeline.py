@@ -13,6 +13,8 @@ from jaxbench_env.evaluator.timing import Constants, Recorder, chrome_trace, pre
 SIMPLE = dataclasses.replace(
     Constants.load(),
     clock_hz=1e6,
+    launch_seconds=0.0,
+    random_data_slowdown=1.0,
     hbm_bytes_per_cycle=32,
     dma_latency=100,
     dma_min_cycles=1,
