@@ -211,7 +211,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         result = self.last_result
         times = result.times if result else None
         checks = result.numerics if result else ()
-        baseline_ms = times.baseline_ms if times and times.baseline_ms else self._baseline.ms
+        baseline_ms = times.baseline_ms if times and times.baseline_ms else self._baseline.paid_ms
         roofline_ms = self.workload.roofline_ms(self.target)
         counters = result.counters if result else {}
         return {

@@ -90,8 +90,21 @@ def _generate_moe(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     the second one, and each token is then moved within the span of the router's columns until it
     has these logits. The experts differ in magnitude.
     """
+    routed = _route(rng, preset, draw)
+    (width, experts), mlp = preset.args["router_weights"].shape, preset.config["M"]
+    magnitude = draws.uniform(rng, 0.7, 1.3, (experts, 1, 1))
+    return {
+        **routed,
+        "expert_gate_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
+        "expert_up_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
+        "expert_down_kernels": draws.normal(rng, (experts, mlp, width), std=2 * mlp**-0.5)
+        * magnitude,
+    }
+
+
+def _route(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """The tokens and the router of `_generate_moe`."""
     shape, (width, experts) = preset.args["x"].shape, preset.args["router_weights"].shape
-    mlp = preset.config["M"]
     x = draws.normal(rng, shape)
     if draw == "shifted":
         x = np.float32(0.9) * x + np.float32(0.4)
@@ -99,15 +112,7 @@ def _generate_moe(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     router = draws.normal(rng, (width, experts), std=width**-0.5)
     wanted = _router_logits(rng, len(x), experts, draw)
     x += (wanted - x @ router) @ np.linalg.pinv(router)
-    magnitude = draws.uniform(rng, 0.7, 1.3, (experts, 1, 1))
-    return {
-        "x": x.reshape(shape),
-        "router_weights": router,
-        "expert_gate_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
-        "expert_up_kernels": draws.normal(rng, (experts, width, mlp), std=width**-0.5),
-        "expert_down_kernels": draws.normal(rng, (experts, mlp, width), std=2 * mlp**-0.5)
-        * magnitude,
-    }
+    return {"x": x.reshape(shape), "router_weights": router}
 
 
 def _group_sizes(
@@ -156,6 +161,13 @@ def _generate_gmm(rng: np.random.Generator, preset: Preset, draw: str) -> dict[s
     rhs *= draws.uniform(rng, 0.6, 1.4, (groups, 1, 1))
     sizes = _group_sizes(rng, groups, rows, preset.config["max_expert_size"], draw)
     return {"lhs": lhs, "rhs": rhs, "group_sizes": sizes}
+
+
+def _steer_gmm(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """The sizes of the groups alone."""
+    rows, groups = preset.args["lhs"].shape[0], preset.args["group_sizes"].shape[0]
+    largest = preset.config["max_expert_size"]
+    return {"group_sizes": _group_sizes(rng, groups, rows, largest, draw)}
 
 
 def _generate_ragged_dot(
@@ -227,6 +239,7 @@ register(
             "num_experts_per_tok": "K",
         },
         generate=_generate_moe,
+        generate_steering=_route,
         flops=lambda s: _moe_flops(s, s["N"]),
         # Only the chosen experts of each token.
         flops_useful=lambda s: _moe_flops(s, s["K"]),
@@ -267,6 +280,7 @@ register(
             "seq_len": 4096,
         },
         generate=_generate_gmm,
+        generate_steering=_steer_gmm,
         flops=lambda s: 2 * s["M"] * s["K"] * s["N"],
         flops_useful=lambda s: 2 * s["M"] * s["K"] * s["N"],
     )

@@ -123,17 +123,39 @@ def _generate_paged(rng: np.random.Generator, preset: Preset, draw: str) -> dict
     lengths = _lengths(rng, preset, draw, least=1)
     k_pages, v_pages, table = _pool(rng, preset, draw, lengths)
     scale = np.float32(3 if draw == "shifted" else 1.5)
-    starts = np.arange(len(lengths))
-    if rows > len(lengths):
-        # The first sequence has at least two rows, so that no other one starts at its own number.
-        starts[1:] = 2 + np.sort(rng.choice(rows - 2, len(starts) - 1, replace=False))
+    starts = _starts(rng, rows, len(lengths))
     return {
         "queries": scale * rng.standard_normal((rows, heads, dim), np.float32),
         "k_pages": k_pages,
         "v_pages": v_pages,
         "kv_lens": lengths,
         "page_indices": table,
-        "cu_q_lens": np.append(starts, rows),
+        "cu_q_lens": starts,
+    }
+
+
+def _starts(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
+    """The row of each sequence's query, and the number of rows."""
+    starts = np.arange(count)
+    if rows > count:
+        # The first sequence has at least two rows, so that no other one starts at its own number.
+        starts[1:] = 2 + np.sort(rng.choice(rows - 2, count - 1, replace=False))
+    return np.append(starts, rows)
+
+
+def _table(rng: np.random.Generator, preset: Preset) -> np.ndarray:
+    """A page table alone: any permutation, as in `_pool`."""
+    shape = preset.args["page_indices"].shape
+    return rng.permutation(shape[0] * shape[1]).reshape(shape)
+
+
+def _steer_paged(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """The integers of `_generate_paged`, without the pages."""
+    lengths = _lengths(rng, preset, draw, least=1)
+    return {
+        "kv_lens": lengths,
+        "page_indices": _table(rng, preset),
+        "cu_q_lens": _starts(rng, preset.args["queries"].shape[0], len(lengths)),
     }
 
 
@@ -151,14 +173,30 @@ def _generate_ragged(rng: np.random.Generator, preset: Preset, draw: str) -> dic
     lengths = _lengths(rng, preset, draw, least=length)
     keys, values, table = _pool(rng, preset, draw, lengths)
     scale = np.float32(3 if draw == "shifted" else 1.5)
-    used = {"nominal": count, "shifted": count - 1, "structured": -(-count // 2)}[draw]
     return {
         "queries": scale * rng.standard_normal((tokens, heads, dim), np.float32),
         "kv_pages": np.stack([keys, values], axis=3).reshape(preset.args["kv_pages"].shape),
         "kv_lens": lengths,
         "page_indices": table,
-        "cu_q_lens": length * np.minimum(np.arange(count + 1), used),
-        "num_seqs": np.array([used]),
+        **_used(count, length, draw),
+    }
+
+
+def _used(count: int, length: int, draw: str) -> dict[str, np.ndarray]:
+    """How many sequences are in use, and where their queries, `length` of each, start."""
+    used = {"nominal": count, "shifted": count - 1, "structured": -(-count // 2)}[draw]
+    starts = length * np.minimum(np.arange(count + 1), used)
+    return {"cu_q_lens": starts, "num_seqs": np.array([used])}
+
+
+def _steer_ragged(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
+    """The integers of `_generate_ragged`, without the pages."""
+    count = preset.args["kv_lens"].shape[0]
+    length = preset.args["queries"].shape[0] // count
+    return {
+        "kv_lens": _lengths(rng, preset, draw, least=length),
+        "page_indices": _table(rng, preset),
+        **_used(count, length, draw),
     }
 
 
@@ -228,6 +266,7 @@ register(
             "head_dim": "D",
         },
         generate=_generate_paged,
+        generate_steering=_steer_paged,
         flops=lambda s: 4 * s["num_seqs"] * s["Hq"] * s["L"] * s["D"],
         flops_useful=lambda s: 4 * s["num_seqs"] * s["Hq"] * s["L"] * s["D"],
         tolerance=Tolerance(rel=3.2e-2),
@@ -309,6 +348,7 @@ register(
             "head_dim": "D",
         },
         generate=_generate_ragged,
+        generate_steering=_steer_ragged,
         flops=lambda s: 4 * s["max_seqs"] * s["Hq"] * s["T"] * s["L"] * s["D"],
         # Without the keys that come after a query, at full lengths.
         flops_useful=lambda s: (

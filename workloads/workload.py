@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 PRESETS = ("v6e", "tiles", "varied")
 DRAWS = ("nominal", "shifted", "structured")
+MAX_STEERING_BYTES = 1 << 30  # of inputs that are drawn only to get at some of them
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ class Workload:
         generate: Input generator ``(rng, preset, draw) -> {name: array}`` in numpy. Draws are
             ``"nominal"``, ``"shifted"`` and ``"structured"``; none of them may let a kernel pass
             that ignores part of the operator.
+        generate_steering: Like `generate`, for those arguments alone that the control flow of a
+            kernel may depend on (lengths, page tables, group sizes), where the others are large.
+            Distributed as in `generate`, not equal to it.
         flops: Operations of the reference as written, multiply and add counted as two.
         flops_useful: Operations of the best known algorithm.
         static_arguments: Keys of the configuration that a kernel gets as Python numbers after
@@ -145,6 +149,7 @@ class Workload:
     generate: Generate
     flops: Callable[[Mapping[str, int]], int]
     flops_useful: Callable[[Mapping[str, int]], int]
+    generate_steering: Generate | None = None
     constants: Mapping[str, float] = field(default_factory=dict)
     published_names: Mapping[str, str | int | float] = field(default_factory=dict)
     static_arguments: tuple[str, ...] = ()
@@ -189,13 +194,35 @@ class Workload:
             raise ValueError(f"unknown draw {draw!r}; draws are {', '.join(DRAWS)}")
         chosen = self.presets[preset]
         arrays = self.generate(np.random.default_rng(seed), chosen, draw)
-        result = []
-        for name, spec in chosen.args.items():
-            array = np.asarray(arrays[name]).astype(spec.np_dtype, copy=False)
-            if array.shape != spec.shape:
-                raise ValueError(f"{self.id}: {name} has shape {array.shape}, not {spec.shape}")
-            result.append(array)
-        return tuple(result)
+        return tuple(self._checked(name, arrays[name], chosen) for name in chosen.args)
+
+    def steering_inputs(
+        self, preset: str, names: Sequence[str], draw: str, seed: int
+    ) -> tuple[np.ndarray, ...]:
+        """Draws some of the inputs, without the others where these are large.
+
+        They are distributed as those of `inputs`, and not equal to them.
+
+        Raises:
+            KeyError: For an unknown preset or name.
+            ValueError: If they cannot be drawn without inputs of more than `MAX_STEERING_BYTES`.
+        """
+        chosen, rng = self.presets[preset], np.random.default_rng(seed)
+        arrays: Mapping[str, np.ndarray] = {}
+        if self.generate_steering is not None:
+            arrays = self.generate_steering(rng, chosen, draw)
+        if not set(names) <= arrays.keys():
+            if chosen.nbytes > MAX_STEERING_BYTES:
+                raise ValueError(f"{', '.join(names)} cannot be drawn without the other inputs")
+            arrays = self.generate(rng, chosen, draw)
+        return tuple(self._checked(name, arrays[name], chosen) for name in names)
+
+    def _checked(self, name: str, array: np.ndarray, preset: Preset) -> np.ndarray:
+        spec = preset.args[name]
+        array = np.asarray(array).astype(spec.np_dtype, copy=False)
+        if array.shape != spec.shape:
+            raise ValueError(f"{self.id}: {name} has shape {array.shape}, not {spec.shape}")
+        return array
 
     def output(self, preset: str) -> ArraySpec:
         """Shape and dtype of the result, from an abstract evaluation of the reference."""

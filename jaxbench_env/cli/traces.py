@@ -46,7 +46,7 @@ def trace(
     try:
         if source is None:
             title = Timeline(f"{workload.id}, baseline", iterations)
-            built = baseline.compiled(workload, evaluator.target, title)
+            built = baseline.compiled(workload, evaluator.target, timeline=title)
         else:
             built = evaluator.timeline(workload, source, iterations=iterations)
     except BuildError as error:

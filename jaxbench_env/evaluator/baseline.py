@@ -46,12 +46,13 @@ class Baseline:
     """What XLA makes of a reference at the published size.
 
     Attributes:
-        ms: Predicted time in milliseconds.
+        ms: Predicted time in milliseconds; where it is uncertain, one that charges all doubts.
         uncertain: Whether the predictor could not follow the program.
         reasons: What was estimated.
         hbm_used: Bytes of arguments, output and temporaries.
         compile_seconds: Wall time of the compile, once.
         counters: The predictor's counters.
+        least_ms: Where it is uncertain, a time that charges no doubts: at most the true one.
     """
 
     ms: float
@@ -60,6 +61,21 @@ class Baseline:
     hbm_used: int
     compile_seconds: float
     counters: dict[str, float] = field(default_factory=dict)
+    least_ms: float | None = None
+
+    @property
+    def paid_ms(self) -> float:
+        """The time that a speedup is paid by: where there are doubts, the one without them.
+
+        The reference is ours, so a doubt about it is no reason to pay a candidate nothing; but
+        nobody may earn more than their speedup.
+        """
+        return self.least_ms if self.uncertain and self.least_ms is not None else self.ms
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `paid_ms` is at most the true time, as far as the predictor can tell."""
+        return not self.uncertain or self.least_ms is not None
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Baseline:
@@ -113,20 +129,29 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
             row = shipped(versions).get(workload.id, {})
             record = row["baseline"] if row.get("fingerprint") == mark else None
             record = record or store.load("baselines", name)
-            if record is None or record.keys() != Baseline.__dataclass_fields__.keys():
+            if not _complete(record):
                 record = asdict(make(workload, target))
                 store.save("baselines", name, record)
             _known[name] = Baseline.from_dict(record)
     return _known[name]
 
 
-def compiled(workload: Workload, target: str, timeline: Timeline | None = None) -> Built:
+def _complete(record: dict[str, Any] | None) -> bool:
+    """Whether a stored record has all that is needed; tables of earlier versions know no bound."""
+    fields = Baseline.__dataclass_fields__.keys()
+    return record is not None and fields ^ record.keys() <= {"least_ms"}
+
+
+def compiled(
+    workload: Workload, target: str, *, timeline: Timeline | None = None, bounded: bool = False
+) -> Built:
     """Compiles the reference, whatever is known of it already.
 
     Args:
         workload: Whose reference.
         target: The chip.
         timeline: As for `build`.
+        bounded: As for `build`.
 
     Raises:
         BuildError: If it does not compile.
@@ -135,7 +160,7 @@ def compiled(workload: Workload, target: str, timeline: Timeline | None = None) 
         _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
     except Refused as error:
         raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
-    return build(blobs[0], target, limits=LIMITS, timeline=timeline)
+    return build(blobs[0], target, limits=LIMITS, timeline=timeline, bounded=bounded)
 
 
 def make(workload: Workload, target: str) -> Baseline:
@@ -144,7 +169,7 @@ def make(workload: Workload, target: str) -> Baseline:
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    built = compiled(workload, target)
+    built = compiled(workload, target, bounded=True)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")
     return Baseline(
@@ -154,4 +179,5 @@ def make(workload: Workload, target: str) -> Baseline:
         hbm_used=built.hbm_used,
         compile_seconds=round(built.compile_seconds, 2),
         counters=built.prediction["counters"],
+        least_ms=built.least_ms,
     )

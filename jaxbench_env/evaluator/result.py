@@ -88,7 +88,8 @@ class Times:
 
     Attributes:
         candidate_ms: The candidate. None if it did not compile.
-        baseline_ms: XLA's program for the reference, same compiler and same predictor.
+        baseline_ms: XLA's program for the reference, same compiler and same predictor. With the
+            flag ``baseline_bound`` a bound from below.
         roofline_ms: Least possible time of the best known algorithm.
         source: ``"predicted"`` (schedule replay) or ``"measured"`` (a TPU ran it).
         uncertain: The predictor could not follow the program; the times are bounds.
@@ -142,7 +143,8 @@ class EvalResult:
             the evaluator's own bound of 20,000 characters.
         line: Line of the kernel text that the failure points to, from 1, if known.
         flags: Facts that qualify the verdict: ``uncalibrated``, ``shape_specialised``,
-            ``races_unchecked``, ``uncertain``.
+            ``races_unchecked``, ``uncertain`` (the candidate's time is a bound, and earns at most
+            1), ``baseline_bound`` (XLA's time is at least the one given, and so is the speedup).
         shown: What was shown of a verdict, by fence (`fences.FENCES`): ``"shown"``, or why it could
             not be, as a sentence. Fences that were not reached are not in it.
         speedup: ``baseline_ms / candidate_ms`` of a correct candidate, else None. At most 1 where

@@ -15,6 +15,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
+DYNAMIC = -(1 << 63)  # a bound of the grid that is an operand
+_INTEGERS = {f"{sign}{bits}" for sign in ("i", "ui") for bits in (1, 8, 16, 32)}
+
 
 @dataclass(frozen=True)
 class PallasCall:
@@ -28,12 +31,14 @@ class PallasCall:
         vmem_bytes: Its blocks and scratch in VMEM, each counted once: a lower bound, since the
             compiler holds blocks that move with the grid twice.
         readable: Whether the module could be decoded.
+        scalar_operands: Number of its operands that may steer it: integers in SMEM, grid bounds.
     """
 
     grid: tuple[int, ...]
     matmul_flops: int
     vmem_bytes: int = 0
     readable: bool = True
+    scalar_operands: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,7 @@ def read(serialized: bytes) -> Program:
         ValueError: If it cannot be parsed.
     """
     with mlir.make_ir_context():
-        try:
-            module = stablehlo.deserialize_portable_artifact(None, serialized)
-        except Exception:  # the binding's first parameter differs between versions
-            module = stablehlo.deserialize_portable_artifact(ir.Context.current, serialized)
+        module = parse(serialized)
         operations = list(_walk(module.operation))
         needed = _needed(operations)
         calls, outside, constants = [], 0, 0
@@ -87,6 +89,20 @@ def read(serialized: bytes) -> Program:
                 if _key(operation) in needed:
                     outside += _product_flops(operation)
         return Program(frozenset(targets), constants, tuple(calls), outside)
+
+
+def parse(program: bytes | str) -> ir.Module:
+    """A StableHLO module from a portable artifact or from text, in the current context.
+
+    Raises:
+        Exception: Of any kind, if it is malformed.
+    """
+    if isinstance(program, str):
+        return ir.Module.parse(program)
+    try:
+        return stablehlo.deserialize_portable_artifact(None, program)
+    except Exception:  # the binding's first parameter differs between versions
+        return stablehlo.deserialize_portable_artifact(ir.Context.current, program)
 
 
 # ----------------------------------------------------------------------------- the outer module
@@ -173,22 +189,34 @@ def _constant_bytes(operation) -> int:
 def _pallas_call(operation) -> PallasCall:
     """Decodes the Mosaic module of a `tpu_custom_call` and counts its matrix products."""
     try:
-        config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
-        body = base64.b64decode(config["custom_call_config"]["body"])
-        context = ir.Context()
-        context.allow_unregistered_dialects = True
-        tpu.register_dialect(context)
-        with context, ir.Location.unknown(context):
-            module = ir.Module.parse(body)
-            passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
-            passes.run(module.operation)
+        module = mosaic_module(mosaic_body(operation))
+        with module.context:
             kernel = module.body.operations[0].operation
             bounds = _bounds(kernel)
             flops = sum(_kernel_flops(block, 1) for block in kernel.regions[0].blocks)
             vmem = sum(map(_vmem_bytes, kernel.regions[0].blocks[0].arguments))
-            return PallasCall(bounds, flops * math.prod(bounds), vmem)
+            scalars = len(scalar_operands(operation, kernel))
+            return PallasCall(bounds, flops * math.prod(bounds), vmem, scalar_operands=scalars)
     except Exception:
         return PallasCall((), 0, readable=False)
+
+
+def mosaic_body(operation) -> str:
+    """The Mosaic module of a `tpu_custom_call`, as the text that is in it."""
+    config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
+    return config["custom_call_config"]["body"]
+
+
+def mosaic_module(body: str) -> ir.Module:
+    """Decodes a Mosaic module, in a context of its own. Raises any exception if it is malformed."""
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    with context, ir.Location.unknown(context):
+        module = ir.Module.parse(base64.b64decode(body))
+        passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
+        passes.run(module.operation)
+    return module
 
 
 def _vmem_bytes(argument) -> int:
@@ -203,6 +231,35 @@ def _element_bits(kind) -> int:
     """Bits of a shaped type's elements."""
     element = str(ir.ShapedType(kind).element_type)
     return int("".join(c for c in element if c.isdigit()) or 8)
+
+
+def scalar_operands(operation, kernel) -> list[int]:
+    """Indices of a kernel's operands that may steer it.
+
+    These are dynamic bounds of the grid, which come first, and whole arrays of integers that the
+    kernel has in SMEM.
+
+    Args:
+        operation: The `tpu_custom_call`.
+        kernel: The function in its Mosaic module, whose context must be entered.
+    """
+    bounds: list[int] = []
+    if "iteration_bounds" in kernel.attributes:
+        bounds = list(ir.DenseI64ArrayAttr(kernel.attributes["iteration_bounds"]))
+    dynamic = sum(bound == DYNAMIC for bound in bounds)
+    chosen = list(range(dynamic))
+    arguments = list(kernel.regions[0].blocks[0].arguments)[len(bounds) :]
+    operands = enumerate(list(operation.operands)[dynamic:], start=dynamic)
+    for (index, operand), argument in zip(operands, arguments, strict=False):
+        kind = str(argument.type)
+        if (
+            kind.startswith("memref")
+            and "memory_space<smem>" in kind
+            and _shape(argument.type) == _shape(operand.type)
+            and str(ir.ShapedType(operand.type).element_type) in _INTEGERS
+        ):
+            chosen.append(index)
+    return chosen
 
 
 def _bounds(kernel) -> tuple[int, ...]:

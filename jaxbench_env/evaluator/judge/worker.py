@@ -114,6 +114,7 @@ def _inspect(request, blobs):
     workload = _workload(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
     return {
+        "scalar_operands": sum(call.scalar_operands for call in facts.calls),
         "pallas_calls": len(facts.calls),
         "readable": all(call.readable for call in facts.calls),
         "vmem_bytes": max((call.vmem_bytes for call in facts.calls), default=0),
@@ -128,19 +129,39 @@ def _reference(request, blobs):
     return {}, [numerics.export_reference(_workload(request))]
 
 
+def _feeds(request, blobs):
+    """The kernels of the full-size TPU artefact with the values of their scalar operands."""
+    from jaxbench_env.evaluator import timing
+    from jaxbench_env.evaluator.judge import artefact, feeds, numerics
+
+    workload = _workload(request)
+    exported, _ = artefact.load(blobs[0], "tpu", numerics.contract(workload, "v6e"))
+    kept, program = exported.module_kept_var_idx, exported.mlir_module_serialized
+    try:
+        found, problem = feeds.kernels(program, workload, request["seed"], kept=kept), ""
+    except feeds.NoValues as why:
+        found, problem = [], f"scalar operands have no values: {why}"
+    records, out = timing.to_blobs(found)
+    return {"kernels": records, "problem": problem}, out
+
+
 def _price(request, blobs):
     from jaxbench_env.evaluator import timing
 
-    recorder = None
-    if request.get("iterations") is not None:
-        recorder = timing.Recorder(request["iterations"])
-    prediction = timing.predict(Path(request["dump"]), recorder=recorder)
-    out = []
+    dump, timeline = Path(request["dump"]), request.get("timeline")
+    kernels = timing.from_blobs(request["kernels"], blobs)
+    values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
+    recorder = timing.Recorder(timeline["iterations"]) if timeline else None
+    found = timing.predict(dump, feeds=values, least=request["least"], recorder=recorder)
+    prediction, out = dataclasses.asdict(found), []
+    if prediction["uncertain"]:
+        notes += [request["problem"]] if request["problem"] else []
+        prediction["reasons"] = [*prediction["reasons"], *notes]
     if recorder is not None:
         constants = timing.Constants.load()
         clock = constants.clock_hz / constants.random_data_slowdown
-        out.append(timing.chrome_trace(recorder, clock, request["title"]))
-    return dataclasses.asdict(prediction), out
+        out.append(timing.chrome_trace(recorder, clock, timeline["title"]))
+    return prediction, out
 
 
 _HANDLERS = {
@@ -150,6 +171,7 @@ _HANDLERS = {
     "inputs": _inputs,
     "inspect": _inspect,
     "reference": _reference,
+    "feeds": _feeds,
     "price": _price,
 }
 

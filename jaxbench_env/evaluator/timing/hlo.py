@@ -18,6 +18,7 @@ _OPCODE = re.compile(r" ?([a-z][\w\-]{0,63})\(")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-<>]{1,512}) [^\n]{0,100000}\{\s*$")
 _NAME = re.compile(r"%([\w.\-<>]{1,512})")
 _CALLS = re.compile(r"\b(calls|to_apply|body|condition)=%([\w.\-<>]{1,512})")
+_KERNEL = re.compile(r'"custom_call_config":\{"body":"([^"]*)"')
 _ESTIMATE = re.compile(r'"window_config":\{[^}]{0,4000}?"estimated_cycles":"(\d{1,19})"')
 _ARRAY = re.compile(r"\b([a-z]\w{0,15})\[([\d,]{0,200})\](\{[^{}]{0,200}\})?")
 #: Attributes that do not change the code, and what follows them.
@@ -62,6 +63,7 @@ class Instruction:
         calls: Computations that it calls.
         estimate: The compiler's cycle estimate, 0 where there is none.
         body: Hash of the backend configuration of a kernel, which is its code.
+        kernel: `kernel_hash` of the Mosaic module of a Pallas call, "" of anything else.
     """
 
     op: str
@@ -71,6 +73,7 @@ class Instruction:
     calls: tuple[str, ...]
     estimate: int
     body: str
+    kernel: str = ""
 
     @property
     def bytes(self) -> int:
@@ -92,7 +95,8 @@ class Module:
 
     def _read(self, text: str) -> None:
         current = ""
-        for line in text.split("\n"):
+        # metadata of a kernel is printed on lines of its own, in the middle of the instruction
+        for line in re.sub(r'\n(?="|\}\})', "", text).split("\n"):
             if line.startswith("}"):
                 if 'execution_thread="' in line and current:
                     self._side_threads.add(current)
@@ -227,13 +231,27 @@ def _instruction(shape: str, op: str, rest: str, shapes: dict[str, str]) -> Inst
     attributes = _CALLS.sub("", attributes)
     found = _ESTIMATE.search(rest)
     estimate = int(found.group(1)) if found else 0
-    body = ""
+    body = kernel = ""
     if op == "custom-call":
         config = rest.find(", backend_config=")
+        found = _KERNEL.search(rest, config) if 'target="tpu_custom_call"' in attributes else None
+        kernel = kernel_hash(found.group(1)) if found else ""
         body = hashlib.sha256(rest[config:].encode()).hexdigest() if config >= 0 else "none"
     return Instruction(
-        op, shape, operands, attributes, calls, estimate if estimate < MAX_CYCLES else 0, body
+        op,
+        shape,
+        operands,
+        attributes,
+        calls,
+        estimate if estimate < MAX_CYCLES else 0,
+        body,
+        kernel,
     )
+
+
+def kernel_hash(body: str) -> str:
+    """A name for a Mosaic module, from its text in base 64."""
+    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _cut(rest: str) -> str:

@@ -176,8 +176,7 @@ class Lowering:
         guard = self.value(one.guard)
         return [
             f"c = {guard}",
-            "if c is not False:",
-            f"  if c is not True: E.doubtful({self._remark(one.op)}, P)",
+            f"if c is True or c is not False and E.doubtful({self._remark(one.op)}, P):",
             *("  " + line for line in effect),
         ]
 

@@ -25,9 +25,9 @@ MAX_FLAGS = 1 << 16  # far more than the hardware has
 WORDS_PER_STEP = 64  # words of memory handled at the price of one step
 
 
-def _word(value: int) -> int:
-    """A fed 32-bit word as a signed number."""
-    return (int(value) + HALF & WORD) - HALF
+def _word(value: int | None) -> object:
+    """A fed 32-bit word as a signed number; None is unknown."""
+    return UNKNOWN if value is None else (int(value) + HALF & WORD) - HALF
 
 
 class OutOfSteps(Exception):
@@ -96,6 +96,7 @@ class Engine:
         feeds: Values of scalar operands: (program name, operand index) -> 32-bit words.
         max_steps: Work that may be done, about one step a basic block.
         replay: Runs a program: (engine, program, start time) -> end time.
+        least: Whether what cannot be known is taken to cost nothing, for a bound from below.
 
     Attributes:
         programs: A `Program`, or the estimated ticks of one call, by name.
@@ -111,9 +112,11 @@ class Engine:
         feeds: Mapping[tuple[str, int], Sequence[int]],
         max_steps: int,
         replay: Callable[[Engine, Program, int], int],
+        least: bool = False,
     ) -> None:
         """Starts with empty memory, all flags down and HBM idle."""
         self.constants, self.feeds, self.replay = constants, feeds, replay
+        self.least = least
         self.limit = max_steps
         self.steps = 0
         self.programs: dict[str, Program | int] = {}
@@ -170,10 +173,12 @@ class Engine:
         if text in self.reasons or len(self.reasons) < MAX_REASONS:
             self.reasons[text] = self.reasons.get(text, 0) + 1
 
-    def doubtful(self, remark: int, program: Program) -> None:
-        """An effect under a predicate that cannot be evaluated; it is charged."""
+    def doubtful(self, remark: int, program: Program) -> bool:
+        """An effect under a predicate that cannot be evaluated: whether it is charged."""
         op = program.remarks[remark]
         self.note(f"{op} under an unknown condition in {program.name}; charged", uncertain=True)
+        # what may have changed scalar memory leaves it unknown in either case
+        return not self.least or op.startswith("sst") or "smem" in op
 
     def unmodelled(self, remark: int, program: Program) -> None:
         """An operation that steers time but is not part of the model."""
@@ -208,18 +213,19 @@ class Engine:
         words = granules * 8
         self.steps += min(max(words, 0), len(self.mem)) // WORDS_PER_STEP
         values = self.feeds.get((self.running, operand))
-        if values is None:
-            if words < len(self.mem):
-                for address in range(start, start + words):
-                    if address in self.mem:
-                        self.mem[address] = UNKNOWN
-            else:
-                for address in self.mem:
-                    if start <= address < start + words:
-                        self.mem[address] = UNKNOWN
-            return
-        for index, value in enumerate(values[: max(words, 0)]):
-            self.mem[start + index] = _word(value)
+        if values is not None and len(values) <= words:  # a copy of the whole operand, not a part
+            self.steps += len(values) // WORDS_PER_STEP
+            for index, value in enumerate(values):
+                self.mem[start + index] = _word(value)
+            start, words = start + len(values), words - len(values)
+        if words < len(self.mem):
+            for address in range(start, start + words):
+                if address in self.mem:
+                    self.mem[address] = UNKNOWN
+        else:
+            for address in self.mem:
+                if start <= address < start + words:
+                    self.mem[address] = UNKNOWN
 
     def operand(self, index: int, passed: object) -> object:
         """A scalar operand that is passed by value."""
@@ -271,7 +277,7 @@ class Engine:
             self.note(
                 f"DMA of unknown size in {program.name}; charged as a whole window", uncertain=True
             )
-            granules = (window or self.constants.unknown_dma_bytes) // 32
+            granules = 0 if self.least else (window or self.constants.unknown_dma_bytes) // 32
         size = granules * 32
         self.tally.dmas += 1
         if reads or writes:
@@ -307,7 +313,8 @@ class Engine:
         target = self._flag(flag, program)
         if amount is UNKNOWN:
             self.note(f"wait for an unknown amount in {program.name}", uncertain=True)
-            amount = target.value + sum(more for _, more in target.pending)
+            pending_amount = 0 if self.least else sum(more for _, more in target.pending)
+            amount = target.value + pending_amount
         until, value, pending = time, target.value, target.pending
         while value < amount and pending:
             done, more = pending.popleft()
@@ -320,7 +327,7 @@ class Engine:
                 uncertain=True,
             )
             value = amount
-            until = max(until, time + self._latency)
+            until = max(until, time if self.least else time + self._latency)
         target.value = value
         if until > time:
             self.tally.wait += until - time
@@ -363,7 +370,7 @@ class Engine:
             self.note(
                 f"conditional vector work in {program.name} is charged in full", uncertain=False
             )
-            return block.falls
+            return block.taken if self.least and block.taken >= 0 else block.falls
         if self.rehearsing:
             raise NotAffine
         usual, other = block.falls, block.taken
@@ -375,7 +382,7 @@ class Engine:
         self.note(text, uncertain=True)
         key = (program.number, index)
         self.unknown_exits[key] = self.unknown_exits.get(key, 0) + 1
-        if self.unknown_exits[key] >= self.constants.unknown_trip_count:
+        if self.least or self.unknown_exits[key] >= self.constants.unknown_trip_count:
             self.unknown_exits[key] = 0
             return other
         return usual

@@ -95,10 +95,11 @@ def predict(
     dump_dir: Path,
     *,
     constants: Constants | None = None,
-    feeds: Mapping[tuple[str, int], Sequence[int]] | None = None,
+    feeds: Mapping[tuple[str, int], Sequence[int | None]] | None = None,
     max_steps: int = 2_000_000,
     max_text_bytes: int = 200 << 20,
     random_data: bool = True,
+    least: bool = False,
     recorder: Recorder | None = None,
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
@@ -106,14 +107,18 @@ def predict(
     Args:
         dump_dir: Folder written by libtpu with `--xla_jf_dump_to`, holding one executable.
         constants: Machine model; by default the packaged one of the v6e.
-        feeds: Values of scalar operands, (HLO instruction name, operand index) -> 32-bit words. An
-            operand without values makes the result uncertain only if control flow, a DMA's size or
-            a wait depends on it.
+        feeds: Values of scalar operands, (HLO instruction name, operand index) -> 32-bit words as
+            they lie in memory, None for unknown ones; `match` makes them. An operand without values
+            makes the result uncertain only if control flow, a DMA's size or a wait depends on it.
         max_steps: Bound on the work, about one step for a basic block that is run; beyond that
             the rest is extrapolated and the result uncertain.
         max_text_bytes: Most bytes of listings and HLO to read.
         random_data: Whether the operands of the products are random. On constant ones (zero
             weights, as in some published measurements) the chip keeps its full clock.
+        least: What to do where the replay is uncertain: by default everything doubtful is charged,
+            and the time is a bound from above; with `least` nothing of it is (unknown loops run
+            once, what may not happen does not, estimated work overlaps with all other), and it is
+            a bound from below.
         recorder: Is told what happens when, for a timeline.
 
     Raises:
@@ -123,9 +128,9 @@ def predict(
     folder = Path(dump_dir)
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
-        arguments = constants, feeds or {}, max_steps, replay
+        arguments = constants, feeds or {}, max_steps, replay, least
         engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
-        return _predict(listings, top_level, module, doubts, engine, random_data)
+        return _predict(engine, listings, top_level, module, doubts, random_data)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
@@ -133,11 +138,11 @@ def predict(
 
 
 def _predict(
+    engine: Engine,
     listings: dict[str, Listing],
     top_level: Listing,
     module: hlo.Module,
     doubts: list[str],
-    engine: Engine,
     random_data: bool,
 ) -> Prediction:
     constants = engine.constants
@@ -168,14 +173,15 @@ def _predict(
                 f"the listing of {program.name} is not as libtpu writes it: {defect}",
                 uncertain=True,
             )
-    end += _sparse_core_ticks(engine, module)
+    elsewhere = _sparse_core_ticks(engine, module)
+    end = max(end, elsewhere) if engine.least else end + elsewhere
     cycles = end / TICKS
     share = sum(
         engine.tally.calls[name][1] for name in estimated if name in engine.tally.calls
     ) / max(end, 1)
     if share > ESTIMATE_TOLERANCE:
         engine.note(f"{share:.0%} of the time rests on estimates", uncertain=True)
-    if engine.uncertain:
+    if engine.uncertain and not engine.least:
         once = sum(program.listing.length for program in replayed)
         floor = max(module.entry_bytes / constants.hbm_bytes_per_cycle, once)
         if floor > cycles:
@@ -221,7 +227,9 @@ def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> s
         one = module.instructions.get(name)
         if one is None:
             continue  # the engine reports it when it is called
-        cycles = one.estimate or one.bytes / engine.constants.hbm_bytes_per_cycle
+        cycles = one.bytes / engine.constants.hbm_bytes_per_cycle
+        if one.estimate:
+            cycles = min(cycles, one.estimate) if engine.least else one.estimate
         engine.programs[name] = max(round(cycles * TICKS), 1)
         estimated.add(name)
         source = "the compiler's estimate" if one.estimate else "its bytes"
@@ -235,6 +243,9 @@ def _sparse_core_ticks(engine: Engine, module: hlo.Module) -> int:
     if not size:
         return 0
     constants = engine.constants
+    if engine.least:
+        engine.note(f"{size} bytes of SparseCore work at all of HBM's bandwidth", uncertain=True)
+        return round(size / constants.hbm_bytes_per_cycle * TICKS)
     speed = constants.hbm_bytes_per_cycle * constants.sparse_core_bandwidth_share
     engine.note(
         f"SparseCore work is estimated from {size} bytes and added without overlap", uncertain=True
@@ -325,9 +336,25 @@ def _load(
     doubts = (
         ["the dump holds several top-level programs; the last is used"] if len(tops) > 1 else []
     )
+    return listings, top, _module(stamp, modules), doubts
+
+
+def read_module(folder: Path) -> hlo.Module:
+    """The compiled module of a dump, as `predict` reads it.
+
+    Raises:
+        TimingError: If there is no dump.
+    """
+    names = [path.name for path, _ in _files(folder)]
+    tops = [one for one in map(_LISTING.fullmatch, names) if one and one.group(2) == TOP_LEVEL]
+    modules = [(one.group(1), folder / one.group()) for one in map(_HLO.fullmatch, names) if one]
+    return _module(tops[-1].group(1) if tops else "", modules)
+
+
+def _module(stamp: str, modules: Sequence[tuple[str, Path]]) -> hlo.Module:
+    """The module that was compiled together with the top level, or else the last one."""
     same = [path for prefix, path in modules if prefix == stamp] or [path for _, path in modules]
-    module = hlo.Module(_read(same[-1])) if same else hlo.Module()
-    return listings, top, module, doubts
+    return hlo.Module(_read(same[-1])) if same else hlo.Module()
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:

@@ -88,7 +88,7 @@ def _projection(engine: Engine, program: Program, registers: list, start: int, t
     if engine.rehearsing:
         return time
     text = f"step budget reached in {program.name}"
-    if program.counter:
+    if program.counter and not engine.least:
         slot, bound = program.counter
         done = registers[slot]
         if type(done) is int and 0 < done < bound:
@@ -234,9 +234,9 @@ def _skip(
     endless = horizon.repetitions == Horizon.UNBOUNDED
     if endless:
         engine.note(f"loop without an end in {program.name}; a bound is charged", uncertain=True)
-        horizon.repetitions = engine.constants.unknown_trip_count
+        horizon.repetitions = 0 if engine.least else engine.constants.unknown_trip_count
     repetitions = horizon.repetitions + 1
-    if repetitions < MIN_GAIN:
+    if repetitions < MIN_GAIN and not endless:
         return None
     ticks = (end - time) * repetitions
     _move(registers, first, repetitions)

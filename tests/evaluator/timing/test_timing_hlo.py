@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbench_env.evaluator.timing.hlo import Module, array_bytes
+from jaxbench_env.evaluator.timing.hlo import Module, array_bytes, kernel_hash
 
 HLO = """HloModule jit_f, is_scheduled=true
 
@@ -77,6 +77,21 @@ def test_bytes_count_hbm_only():
     assert array_bytes("(bf16[4,4], pred[3], s4[6], u32[]{:S(2)}, f8e4m3fn[10])") == 32 + 3 + 3 + 10
     assert array_bytes("f32[99999999999,99999999999]") <= 1 << 44
     assert Module(HLO).instructions["three"].bytes == 2 * ARRAY
+
+
+def test_metadata_on_lines_of_its_own_belongs_to_the_instruction_before():
+    text = """ENTRY %main (n: s32[2]) -> f32[8] {
+  %n = s32[2]{0} parameter(0)
+  %k.1 = f32[8]{0} custom-call(%n), custom_call_target="tpu_custom_call", frontend_attributes={a={
+"block":"{\\"body\\": 1}"
+}}, metadata={op_name="f"}, backend_config={"custom_call_config":{"body":"QUJD"}}
+  ROOT %last = f32[8]{0} copy(%k.1)
+}
+"""
+    module = Module(text)
+    assert list(module.instructions) == ["n", "k.1", "last"]
+    assert module.instructions["k.1"].kernel == kernel_hash("QUJD")
+    assert module.instructions["last"].operands == ("f32[8]{0}",)
 
 
 def test_entry_bytes_are_arguments_and_result():

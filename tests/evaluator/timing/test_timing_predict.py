@@ -112,6 +112,33 @@ def test_fed_scalar_operands_settle_what_depends_on_them(real_dumps, version):
     assert spread.counters["hbm_bytes"] > same.counters["hbm_bytes"]
 
 
+@pytest.mark.parametrize("version", ["jax_0_10_2", "jax_0_12_0"])
+def test_a_fed_bound_of_the_grid_is_followed_and_an_unfed_one_is_uncertain(real_dumps, version):
+    dump = real_dumps[f"{version}/dyngrid"]
+    few, many = (predict(dump, feeds={("dyngrid.1", 0): [n]}) for n in (10, 100_000))
+    assert not few.uncertain and not many.uncertain
+    # a step moves 64 KB in
+    assert many.counters["hbm_bytes"] - few.counters["hbm_bytes"] >= 99_990 * (1 << 16)
+    assert predict(dump).uncertain
+
+
+def test_a_time_from_below_charges_no_doubts(real_dumps):
+    for sample, dump in real_dumps.items():
+        above, below = predict(dump), predict(dump, least=True)
+        assert 0 < below.ms <= above.ms
+        if sample in EXPECTED and "conditional" not in " ".join(above.reasons):
+            assert below.ms == above.ms
+        assert below.uncertain == above.uncertain
+    fed = predict(real_dumps["jax_0_10_2/dyngrid"], feeds={("dyngrid.1", 0): [1]})
+    assert predict(real_dumps["jax_0_10_2/dyngrid"], least=True).ms <= fed.ms
+
+
+def test_sparse_core_work_from_below_overlaps(real_dumps):
+    dump, moved = real_dumps["jax_0_12_0/gather"], 2 * 8192 * 1024 * 4
+    below = predict(dump, least=True).cycles
+    assert moved / K.hbm_bytes_per_cycle <= below < 0.6 * predict(dump).cycles
+
+
 def test_sparse_core_work_is_estimated_and_reported(real_dumps):
     prediction = predict(real_dumps["jax_0_12_0/gather"])
     assert any("SparseCore work is estimated" in reason for reason in prediction.reasons)
@@ -403,8 +430,8 @@ def test_names_cannot_become_code(tmp_path):
 
 def test_generated_code_has_only_numbers_and_the_names_of_the_machine(real_dumps):
     allowed = set(
-        "def block R E t b c d U P if else is not and True False return wait dma add reset store "
-        "call fill operand arguments get mem divide shift callees doubtful unmodelled "
+        "def block R E t b c d U P if else is not and or True False return wait dma add reset "
+        "store call fill operand arguments get mem divide shift callees doubtful unmodelled "
         "unknown_branch sparse_core_wait sshll sshrl sshra".split()
     )
     for dump in real_dumps.values():

@@ -406,6 +406,22 @@ def test_fed_operands_fill_scalar_memory(kernel_dump):
     assert longer.cycles - fed.cycles == 70
 
 
+def test_a_copy_of_a_part_of_an_operand_is_not_fed(kernel_dump):
+    bundles = [
+        "%s80_s8 = inlined_call_operand.hbm [shape: s32[16], index: 2, kind: input, x]",
+        "%s52_s5 = smov [#allocation9]",
+        "%7 = dma.hbm_to_smem /*hbm=*/%s80_s8, /*size_in_granules=*/1, /*smem=*/%s52_s5, "
+        "/*dst_syncflagno=*/[#allocation4]",
+        WAIT.format(1),
+        "%s53_s5 = sld [smem:[#allocation9 + $0x1]]",
+        *loop("%s53_s5"),
+    ]
+    dump = kernel_dump(*bundles)
+    assert predict(dump, feeds={("k", 2): [9] * 16}).uncertain  # which half is copied?
+    assert not predict(dump, feeds={("k", 2): [9] * 8}).uncertain
+    assert predict(dump, feeds={("k", 2): [9, None, 9, 9, 9, 9, 9, 9]}).uncertain
+
+
 def test_a_dma_between_unknown_memories_is_charged_as_hbm(kernel_dump):
     text = "%7 = dma.general /*src=*/%s70_s7, /*size_in_granules=*/40960, /*dst=*/%s71_s7, "
     unknown = predict(kernel_dump(text + "/*dst_syncflagno=*/[#allocation4]", WAIT.format(40960)))
