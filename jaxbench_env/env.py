@@ -20,7 +20,7 @@ from jaxbench_env.spaces import SourceText
 
 MAX_TASK = 60_000
 
-#: Names of the observation's `counters`, in their order. See `evaluator.timing.Prediction`.
+#: Names of the observation's `counters`, in their order; docs/profile.md says what each means.
 COUNTERS = (
     "bundles",
     "mxu_ops",
@@ -36,6 +36,23 @@ COUNTERS = (
     "dma_wait_share",
     "hbm_bytes",
     "hbm_bandwidth",
+    "hbm_bandwidth_share",
+    "hbm_bytes_min",
+    "mxu_share",
+    "vpu_share",
+    "xlu_share",
+    "eup_share",
+    "load_share",
+    "store_share",
+    "vector_spills",
+    "vmem_used",
+    "kernel_share",
+    "steps",
+    "bundles_per_step",
+    "loop_share",
+    "loop_iterations",
+    "loop_bundles",
+    "loop_line",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxbench_env.advice import advice
 from jaxbench_env.evaluator.result import EvalResult
 
 MAX_FEEDBACK = 30_000
@@ -11,6 +12,14 @@ _FLAGS = {
     "shape_specialised": "the kernel works only at some sizes",
     "races_unchecked": "races were not checked",
     "uncertain": "the time is a bound",
+}
+_UNITS = {
+    "mxu": "MXU",
+    "vpu": "VPU",
+    "xlu": "XLU",
+    "eup": "EUP",
+    "load": "loads",
+    "store": "stores",
 }
 
 
@@ -76,13 +85,20 @@ def _times(result: EvalResult) -> list[str]:
             f"VMEM: {result.memory.vmem_used / 2**20:.1f} MiB of "
             f"{result.memory.vmem_limit / 2**20:.0f} MiB."
         )
-    counters = result.counters
-    if "dma_wait_share" in counters and "hbm_bytes" in counters:
-        rows.append(
-            f"Profile: {counters['dma_wait_share']:.0%} of the time waits for memory; "
-            f"{counters['hbm_bytes'] / 1e6:,.0f} MB move between HBM and the core."
-        )
-    return rows
+    return rows + _profile(result.counters) + advice(result)
+
+
+def _profile(counters: dict[str, float]) -> list[str]:
+    if "dma_wait_share" not in counters or "hbm_bytes" not in counters:
+        return []
+    slots = ", ".join(
+        f"{name} {counters.get(f'{unit}_share', 0.0):.0%}" for unit, name in _UNITS.items()
+    )
+    return [
+        f"Profile: {counters['dma_wait_share']:.0%} of the time waits for memory; "
+        f"{counters['hbm_bytes'] / 1e6:,.0f} MB move between HBM and the core at "
+        f"{counters.get('hbm_bandwidth_share', 0.0):.0%} of the bandwidth. Slots filled: {slots}."
+    ]
 
 
 def _ms(value: float | None) -> str:

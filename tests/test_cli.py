@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import re
@@ -23,7 +24,7 @@ def run(*arguments, **kwargs):
 
 def test_help_names_every_command():
     text = run("--help").output
-    assert all(name in text for name in ("list", "show", "eval", "demo", "doctor"))
+    assert all(name in text for name in ("list", "show", "eval", "trace", "demo", "doctor"))
 
 
 def test_list_shows_every_workload():
@@ -124,6 +125,33 @@ def test_an_interrupted_evaluation_leaves_nothing(number, tmp_path):
         time.sleep(0.1)
     assert not list((tmp_path / "temporary").glob("jaxbench-*/job.json"))
     assert not [p for p in (tmp_path / "temporary").iterdir() if "slots" not in p.name]
+
+
+def test_trace_writes_the_timeline_of_a_kernel(tmp_path):
+    file = tmp_path / "out.json.gz"
+    kernel = ATTEMPTS / "ok.py"
+    result = run("trace", "rms_norm", kernel, "-o", file, "--iterations", 2, "--json")
+    written = json.loads(result.output)
+    assert result.exit_code == 0 and written["bytes"] == file.stat().st_size
+    document = json.loads(gzip.decompress(file.read_bytes()))
+    whole = max(event["dur"] for event in document["traceEvents"] if event["name"] == "TLP")
+    # the time is also that of a launch, some microseconds
+    assert 0 <= 1000 * written["predicted_ms"] - whole < 10
+    # the compiler's source annotations name lines of the kernel text
+    assert any(event["name"].startswith("line ") for event in document["traceEvents"])
+
+
+def test_trace_says_why_there_is_none(tmp_path):
+    result = run("trace", "rms_norm", ATTEMPTS / "syntax_error.py", "-o", tmp_path / "t", "--json")
+    assert result.exit_code == 1 and "syntax_error" in json.loads(result.output)["error"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["rms_norm"], ["rms_norm", ATTEMPTS / "ok.py", "--baseline"]]
+)
+def test_trace_is_of_a_kernel_or_of_the_baseline(arguments):
+    result = run("trace", *arguments)
+    assert result.exit_code == 2 and "--baseline" in result.output
 
 
 def test_a_failing_evaluator_exits_with_3(monkeypatch):

@@ -197,6 +197,67 @@ def _show_result(result: EvalResult, source: str) -> None:
 
 
 @main.command()
+@click.argument("workload", type=_WorkloadId())
+@click.argument("kernel", type=click.Path(path_type=Path), required=False)
+@click.option("--baseline", is_flag=True, help="Trace XLA's program instead of a kernel.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="trace.json.gz",
+    show_default=True,
+    help="File to write; gzipped if it ends in .gz.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=1, max=10_000),
+    default=8,
+    show_default=True,
+    help="Iterations of each loop to show before exact repetition becomes one slice.",
+)
+@click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@_as_json
+def trace(
+    workload: workloads.Workload,
+    kernel: Path | None,
+    baseline: bool,
+    output: Path,
+    iterations: int,
+    allow_library_kernels: bool,
+    as_json: bool,
+) -> None:
+    """Write the predicted timeline of KERNEL ("-" for standard input) at WORKLOAD's full size.
+
+    The file is for ui.perfetto.dev or chrome://tracing: programs, loop iterations, basic blocks,
+    waits, slots filled and transfers. The kernel's numbers are not checked.
+    """
+    from jaxbench_env.cli.traces import NoTrace
+    from jaxbench_env.cli.traces import trace as write
+
+    if baseline == (kernel is not None):
+        raise click.UsageError("give either the file of a kernel or --baseline")
+    source = None if kernel is None else _read(kernel)
+    try:
+        written = write(workload, source, output, iterations, allow_library_kernels)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {output}: {error.strerror}") from None
+    except NoTrace as error:
+        if as_json:
+            _print_json({"workload": workload.id, "error": str(error)})
+        else:
+            click.echo(f"No timeline: {error}", err=True)
+        sys.exit(EXIT_EVALUATOR if error.ours else EXIT_NOT_CORRECT)
+    if as_json:
+        _print_json(written)
+        return
+    bound = ", a bound" if written["uncertain"] else ""
+    click.echo(
+        f"{written['predicted_ms']:.3f} ms predicted{bound}; the timeline is in {output} "
+        f"({written['bytes'] / 1e3:,.0f} kB). Open it at https://ui.perfetto.dev."
+    )
+
+
+@main.command()
 @_as_json
 def demo(as_json: bool) -> None:
     """Step three attempts at mamba2_scan: an API mistake, a wrong kernel, a right one."""

@@ -11,7 +11,14 @@ from importlib.resources import files
 from typing import Any
 
 from jaxbench_env.evaluator import store
-from jaxbench_env.evaluator.build import COMPILE_LIMITS, BuildError, Built, Versions, build
+from jaxbench_env.evaluator.build import (
+    COMPILE_LIMITS,
+    BuildError,
+    Built,
+    Timeline,
+    Versions,
+    build,
+)
 from jaxbench_env.evaluator.judge.pool import Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
 from workloads import Workload
@@ -135,17 +142,34 @@ def _complete(record: dict[str, Any] | None) -> bool:
     return record is not None and fields ^ record.keys() <= {"least_ms"}
 
 
+def compiled(
+    workload: Workload, target: str, *, timeline: Timeline | None = None, bounded: bool = False
+) -> Built:
+    """Compiles the reference, whatever is known of it already.
+
+    Args:
+        workload: Whose reference.
+        target: The chip.
+        timeline: As for `build`.
+        bounded: As for `build`.
+
+    Raises:
+        BuildError: If it does not compile.
+    """
+    try:
+        _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
+    except Refused as error:
+        raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
+    return build(blobs[0], target, limits=LIMITS, timeline=timeline, bounded=bounded)
+
+
 def make(workload: Workload, target: str) -> Baseline:
     """Compiles and prices the reference.
 
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    try:
-        _, blobs = pool().ask("numerics", {"do": "reference", **named(workload)})
-    except Refused as error:
-        raise BuildError("evaluator_error", f"the baseline cannot be lowered: {error}") from error
-    built: Built = build(blobs[0], target, limits=LIMITS, bounded=True)
+    built = compiled(workload, target, bounded=True)
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")
     return Baseline(

@@ -31,10 +31,12 @@ COMPILE_LIMITS = Limits(
 )
 PRICE_SECONDS = 120
 FEEDS_SECONDS = 60
-# The final schedule of every program, and nothing else that libtpu could write.
+# The final schedule of every program with the source lines of its kernels, and nothing else that
+# libtpu could write. The annotations are comments: the schedule is the same without them.
 DUMP_FLAGS = (
     "--xla_jf_dump_to=dump --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.* "
+    "--xla_mosaic_enable_llo_source_annotations=true"
 )
 
 
@@ -84,6 +86,19 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """A timeline to write.
+
+    Attributes:
+        title: What it is of.
+        iterations: Iterations of each loop to show before exact repetition is left out.
+    """
+
+    title: str
+    iterations: int = 8
+
+
+@dataclass(frozen=True)
 class Built:
     """A compiled program.
 
@@ -97,6 +112,7 @@ class Built:
         price_seconds: Wall time of the replay.
         fences: Active parts of the sandbox.
         least_ms: A time that is at most the true one, if asked for and the prediction is uncertain.
+        trace: The predicted timeline, if it was asked for: Trace Event Format, gzipped.
     """
 
     hbm_used: int
@@ -108,6 +124,7 @@ class Built:
     price_seconds: float
     fences: tuple[str, ...]
     least_ms: float | None = None
+    trace: bytes | None = None
 
 
 def build(
@@ -118,6 +135,7 @@ def build(
     watch: Callable[[Job], None] = lambda job: None,
     scalars: Scalars = Scalars(),  # noqa: B008 - immutable
     bounded: bool = False,
+    timeline: Timeline | None = None,
 ) -> Built:
     """Compiles an artefact for a TPU that is not there and predicts its time.
 
@@ -129,6 +147,7 @@ def build(
         scalars: Values of the kernels' scalar operands, from `scalars`. They are secret, and the
             compiler does not get them.
         bounded: Whether to bound an uncertain time from below too.
+        timeline: What to write a timeline of, if one is wanted.
 
     Raises:
         BuildError: If the compiler rejects it, runs out of memory or time, or dies.
@@ -156,9 +175,9 @@ def build(
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
         dump, least = job.box / "out" / "dump", None
         patience = PRICE_SECONDS * (5 if bounded else 1)  # the unrolled baseline takes minutes
-        prediction, problem = _price(dump, scalars, patience)
+        prediction, problem, trace = _price(dump, scalars, patience, timeline=timeline)
         if bounded and prediction is not None and prediction["uncertain"]:
-            least, problem = _price(dump, scalars, patience, least=True)
+            least, problem, _ = _price(dump, scalars, patience, least=True)
             prediction = prediction if least else None
         return Built(
             hbm_used=int(event["hbm_used"]),
@@ -170,6 +189,7 @@ def build(
             price_seconds=time.monotonic() - compiled,
             fences=ended.fences,
             least_ms=least and least["ms"],
+            trace=trace,
         )
 
 
@@ -198,20 +218,28 @@ def scalars(artefact: bytes, workload: Workload, seed: int) -> Scalars:
 
 
 def _price(
-    dump: Path, values: Scalars, seconds: float, *, least: bool = False
-) -> tuple[dict[str, Any] | None, str]:
-    """The predicted time of a dump folder that a compile child has left."""
+    dump: Path,
+    values: Scalars,
+    seconds: float,
+    *,
+    least: bool = False,
+    timeline: Timeline | None = None,
+) -> tuple[dict[str, Any] | None, str, bytes | None]:
+    """The predicted time of a dump folder that a compile child has left, and its timeline."""
     if any(not entry.is_file(follow_symlinks=False) for entry in os.scandir(dump)):
-        return None, "the compiler's dump holds something other than files"
+        return None, "the compiler's dump holds something other than files", None
     known = {"kernels": list(values.kernels), "problem": values.problem}
     request = {"do": "price", "dump": str(dump), "least": least, **known}
+    if timeline is not None:
+        request["timeline"] = asdict(timeline)
     try:
-        answer, _ = pool().ask("price", request, values.blobs, timeout=seconds)
+        answer, blobs = pool().ask("price", request, values.blobs, timeout=seconds)
     except Refused as error:
-        return None, str(error)
+        return None, str(error), None
     except JudgeError as error:
-        return None, str(error).strip().splitlines()[-1]
-    return {k: v for k, v in answer.items() if k not in ("ok", "blobs")}, ""
+        return None, str(error).strip().splitlines()[-1], None
+    prediction = {k: v for k, v in answer.items() if k not in ("ok", "blobs")}
+    return prediction, "", blobs[0] if blobs else None
 
 
 def _died(job: Job, limits: Limits) -> BuildError:

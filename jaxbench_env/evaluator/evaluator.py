@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
-from jaxbench_env.evaluator import fences, tracing, verdict
+from jaxbench_env.evaluator import fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import numerics_limit
 from jaxbench_env.evaluator.judge.pool import Refused, pool
@@ -31,7 +31,7 @@ from jaxbench_env.evaluator.result import (
     Status,
     Times,
 )
-from jaxbench_env.evaluator.sandbox import Job
+from jaxbench_env.evaluator.sandbox import Job, Limits
 from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
@@ -116,7 +116,35 @@ class Evaluator:
             ),
         )
 
-    def _evaluate(self, run: _Run) -> dict[str, Any]:
+    def timeline(
+        self, workload: Workload, source: str, *, seed: int = 0, iterations: int = 8
+    ) -> building.Built:
+        """Compiles a kernel text at the published size and writes its predicted timeline.
+
+        The numbers are not checked, so it says nothing about whether the kernel is right.
+
+        Args:
+            workload: What the text claims to compute.
+            source: The text.
+            seed: Seed of the inputs that decide what depends on data.
+            iterations: Iterations of each loop to show before exact repetition is left out.
+
+        Raises:
+            Failure: With the verdict on a text that does not get as far as a compiled program.
+        """
+        run = _Run(workload, source, seed, timeline=building.Timeline(workload.id, iterations))
+        limits = self._audit(run)
+        with (
+            tracing.start(workload, source, building.DEVICE_KINDS[self.target], limits) as job,
+            _Jobs() as jobs,
+        ):
+            for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
+                if platform == "tpu":
+                    return self._build(run, artefact, jobs)
+        raise AssertionError("artefacts() raises unless it yields the TPU's")
+
+    def _audit(self, run: _Run) -> Limits:
+        """Audits the text; returns the limits for running it."""
         with run.timed("audit"):
             finding = None
             if "audit" not in self.without:
@@ -125,7 +153,10 @@ class Evaluator:
         if finding is not None:
             raise Failure(finding.status, "audit", finding.message, line=finding.line)
         run.stage = Stage.AUDITED
-        limits = replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
+        return replace(tracing.LIMITS, wall_seconds=self.trace_seconds)
+
+    def _evaluate(self, run: _Run) -> dict[str, Any]:
+        limits = self._audit(run)
         kind = building.DEVICE_KINDS[self.target]
         # Left from the inside out: jobs are cancelled, threads end, and only then the connection
         # to the trace child is closed, which one of them may be reading.
@@ -192,7 +223,9 @@ class Evaluator:
             with run.timed("feeds"):
                 values = building.scalars(artefact, run.workload, feeds_seed(run.seed))
         try:
-            program = building.build(artefact, self.target, watch=jobs.add, scalars=values)
+            program = building.build(
+                artefact, self.target, watch=jobs.add, scalars=values, timeline=run.timeline
+            )
         except building.BuildError as error:
             memory = Memory(hbm_limit=chip(self.target).hbm_bytes, **error.memory)
             raise Failure(
@@ -241,7 +274,7 @@ class Evaluator:
         times = replace(times, candidate_ms=prediction["ms"], uncertain=uncertain, reasons=reasons)
         programs, pallas = prediction["programs"], program.pallas_programs
         verdict.require_share(run.facts, programs, pallas, memory, times)
-        return {"times": times, "memory": memory, "counters": prediction["counters"]}
+        return {"times": times, "memory": memory, **profile.fields(run.workload, program, limits)}
 
 
 def feeds_seed(seed: int) -> int:
@@ -294,6 +327,7 @@ class _Run:
     workload: Workload
     source: str
     seed: int
+    timeline: building.Timeline | None = None
     stage: Stage = Stage.NONE
     flags: set[str] = field(default_factory=lambda: {"uncalibrated"})
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxbench_env.evaluator.timing import Loop
+
 
 class Status(enum.StrEnum):
     """The verdict, in the order of how far a candidate got."""
@@ -150,7 +152,13 @@ class EvalResult:
         times: Times at the published size.
         memory: Memory at the published size.
         numerics: The comparisons that were made, up to the first failing one of each preset.
-        counters: Profile of the candidate's schedule by the predictor's names.
+        counters: Profile of the candidate's schedule: `timing.Prediction.counters`, and of the
+            evaluator "hbm_bandwidth_share" (of the chip's specification), "hbm_bytes_min" (bytes of
+            inputs and output, each moved once) and "vmem_used" (bytes).
+        loop: The loop in which the candidate spends most time.
+        programs: Predicted milliseconds of the candidate's longest HLO programs, by name; "TLP" is
+            the top level that calls the others.
+        kernels: Names of those that are Pallas calls.
         provenance: Versions, seed and hash.
         durations: Wall-clock seconds by stage; the only part that differs between two evaluations
             with the same seed.
@@ -169,6 +177,9 @@ class EvalResult:
     memory: Memory = Memory()
     numerics: tuple[NumericCheck, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
+    loop: Loop | None = None
+    programs: dict[str, float] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
     provenance: Provenance = Provenance()
     durations: dict[str, float] = field(default_factory=dict)
 
@@ -214,6 +225,7 @@ class EvalResult:
         parts = {"times": Times, "memory": Memory, "provenance": Provenance}
         for name, part in parts.items():
             record[name] = part(**_tuples(record.get(name, {})))
+        record["loop"] = Loop.from_dict(record["loop"]) if record.get("loop") else None
         record["numerics"] = tuple(NumericCheck(**n) for n in record.get("numerics", ()))
         return cls(**_tuples(record))
 

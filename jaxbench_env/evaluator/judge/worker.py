@@ -148,14 +148,20 @@ def _feeds(request, blobs):
 def _price(request, blobs):
     from jaxbench_env.evaluator import timing
 
-    dump = Path(request["dump"])
+    dump, timeline = Path(request["dump"]), request.get("timeline")
     kernels = timing.from_blobs(request["kernels"], blobs)
     values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
-    prediction = dataclasses.asdict(timing.predict(dump, feeds=values, least=request["least"]))
+    recorder = timing.Recorder(timeline["iterations"]) if timeline else None
+    found = timing.predict(dump, feeds=values, least=request["least"], recorder=recorder)
+    prediction, out = dataclasses.asdict(found), []
     if prediction["uncertain"]:
         notes += [request["problem"]] if request["problem"] else []
         prediction["reasons"] = [*prediction["reasons"], *notes]
-    return prediction, []
+    if recorder is not None:
+        constants = timing.Constants.load()
+        clock = constants.clock_hz / constants.random_data_slowdown
+        out.append(timing.chrome_trace(recorder, clock, timeline["title"]))
+    return prediction, out
 
 
 _HANDLERS = {

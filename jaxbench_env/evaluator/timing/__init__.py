@@ -13,14 +13,20 @@ from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
 from jaxbench_env.evaluator.timing.feeds import Kernel, from_blobs, match, to_blobs
 from jaxbench_env.evaluator.timing.hlo import kernel_hash
+from jaxbench_env.evaluator.timing.loops import Loop
 from jaxbench_env.evaluator.timing.predict import Prediction, ProgramTime, predict, read_module
+from jaxbench_env.evaluator.timing.record import Recorder
+from jaxbench_env.evaluator.timing.timeline import chrome_trace
 
 __all__ = [
     "Constants",
     "Kernel",
+    "Loop",
     "Prediction",
     "ProgramTime",
+    "Recorder",
     "TimingError",
+    "chrome_trace",
     "from_blobs",
     "kernel_hash",
     "match",

@@ -29,6 +29,7 @@ from jaxbench_env.evaluator.timing.listing import (
     Reg,
     classify,
 )
+from jaxbench_env.evaluator.timing.scan import without_locations
 
 MAX_TERMS = 4  # registers in one address; listings use at most two
 MAX_OPERANDS = 32
@@ -65,6 +66,9 @@ def parse(text: str) -> Listing:
     counts = [array("q", [0]) for _ in SLOT_CLASSES]
     classes: dict[str, int] = {}
     kept = 0
+    text, readable = without_locations(text)
+    if not readable:
+        listing.malformed.add("an unreadable source location")
     if "\x01" in text:
         text = text.replace("\x01", " ")
         listing.malformed.add("control characters")

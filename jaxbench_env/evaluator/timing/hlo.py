@@ -125,6 +125,14 @@ class Module:
         total = sum(array_bytes(shape) for _, shape, op, _ in rows if op == "parameter")
         return total + (array_bytes(rows[-1][1]) if rows else 0)
 
+    def kernels(self) -> set[str]:
+        """Names of the instructions that are Pallas calls."""
+        return {
+            name
+            for name, one in self.instructions.items()
+            if one.op == "custom-call" and 'custom_call_target="tpu_custom_call"' in one.attributes
+        }
+
     def sparse_core_bytes(self) -> int:
         """HBM bytes moved by work offloaded to the SparseCore: what it writes, and as much read."""
         total = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from pathlib import Path
 
-#: Classes that slots are counted by, in the order of `Listing.histogram`.
+#: Classes that slots are counted by, in the order of `Listing.histogram`. The matrix unit has
+#: three: "matmul" and "matmul_f32" multiply packed and 32-bit rows, "mxu" is everything else.
 SLOT_CLASSES = (
     "mxu",
     "xlu",
@@ -16,6 +18,8 @@ SLOT_CLASSES = (
     "scalar",
     "spill_load",
     "spill_store",
+    "matmul",
+    "matmul_f32",
 )
 
 _EUP = ("vpow", "vexp", "vrcp", "vrsqrt", "vlog", "vtanh", "verf", "vsin", "vcos")
@@ -95,6 +99,7 @@ class Listing:
         regions: Bundle address at which each region starts.
         malformed: Reasons to distrust the listing; empty for everything that libtpu writes itself.
         prefix: For each of `SLOT_CLASSES`, the instructions before each bundle.
+        path: The file that it was read from.
     """
 
     name: str = ""
@@ -103,6 +108,7 @@ class Listing:
     regions: dict[int, int] = field(default_factory=dict)
     malformed: set[str] = field(default_factory=set)
     prefix: list[array] = field(default_factory=list)
+    path: Path | None = None
 
     def histogram(self, start: int, end: int) -> list[int]:
         """Instructions of each of `SLOT_CLASSES` in the bundles from `start` up to `end`."""
@@ -111,6 +117,8 @@ class Listing:
 
 def classify(op: str) -> int:
     """Index into `SLOT_CLASSES` of a vector opcode."""
+    if op.startswith("vmatmul"):
+        return 10 if ".f32" in op else 9
     if ".mxu" in op or op.startswith("vmat"):
         return 0
     if ".xlu" in op or op.startswith(("vrot", "vxpose", "vperm")):

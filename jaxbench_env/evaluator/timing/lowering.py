@@ -4,7 +4,7 @@ The function of a block has the form
 
     def block(R, E, t):      # registers, engine, time in ticks
         R[4] = ((R[3] + 1 + 2147483648) & 4294967295) - 2147483648
-        t = E.wait(t + 320, 1048576, 4096) - 320
+        t = E.wait(t + 320, 1048576, 4096, P, 6) - 320
         t += 1216
         return (7, t)        # index of the next block
 
@@ -81,12 +81,15 @@ class Lowering:
         self._remarks: dict[str, int] = {}
         self.callees: list[str] = []
         self.remarks: list[str] = []
+        self.transfers: list[Instruction] = []
         self._assigned: set[int] = set()
+        self._block = 0
 
     # ---- blocks and bundles
 
-    def begin_block(self) -> None:
+    def begin_block(self, index: int) -> None:
         """Forgets which locals have a value."""
+        self._block = index
         self._assigned.clear()
 
     def bundle(self, instructions: list[Instruction], offset: int) -> list[str]:
@@ -224,7 +227,7 @@ class Lowering:
             return ["E.sparse_core_wait()"]
         if op == "dma.done.wait" or op in ("vwait.ge", "vwait.ge.trace"):
             flag, amount = self._argument(one, 0), self._argument(one, 1)
-            return [f"t = E.wait(t + {at}, {flag}, {amount}, P) - {at}"]
+            return [f"t = E.wait(t + {at}, {flag}, {amount}, P, {self._block}) - {at}"]
         if op == "vsyncadd":
             return [f"E.add({self._argument(one, 0)}, {self._argument(one, 1)}, P)"]
         if op == "vsyncpa":
@@ -244,8 +247,10 @@ class Lowering:
         if "steps_per_stride" in named:
             run = f"{self.value(named['steps_per_stride'])} * 512"
         lines = [
-            f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P)"
+            f"E.dma(t + {at}, {size}, {flag}, {reads}, {writes}, {run}, {one.window_bytes}, P, "
+            f"{len(self.transfers)})"
         ]
+        self.transfers.append(one)
         if "remote" in one.op:
             lines.append(f"E.unmodelled({self._remark(one.op)}, P)")
         if destination in ("smem", ""):

@@ -46,6 +46,7 @@ class Tally:
         """Starts with nothing counted."""
         self.steps = self.hbm_read = self.hbm_written = self.dmas = self.wait = 0
         self.blocks: dict[int, defaultdict[int, int]] = {}  # executions by program and block
+        self.waits: dict[tuple[int, int], int] = {}  # waiting ticks by program and block
         self.calls: dict[str, list[int]] = {}  # program name -> calls, ticks, waiting ticks, bytes
 
     @property
@@ -68,6 +69,8 @@ class Tally:
             mine = self.block_counts(number)
             for index, count in counts.items():
                 mine[index] += count * times
+        for place, ticks in other.waits.items():
+            self.waits[place] = self.waits.get(place, 0) + ticks * times
         for name, record in other.calls.items():
             mine = self.calls.setdefault(name, [0, 0, 0, 0])
             for index, count in enumerate(record):
@@ -99,6 +102,7 @@ class Engine:
         programs: A `Program`, or the estimated ticks of one call, by name.
         reasons: What was uncertain or estimated, with the number of times.
         uncertain: Whether the replay could not follow everything.
+        expanded: Iterations of a loop that are run before any is skipped.
         rehearsing: Whether a loop period is being tried out on a copy (`steady.py`).
     """
 
@@ -124,6 +128,7 @@ class Engine:
         self.reasons: dict[str, int] = {}
         self.uncertain = False
         self.rehearsing = False
+        self.expanded = 0
         self.arguments: dict[int, object] = {}
         self.depth = 0
         self.running = ""  # the name that was called, which may share another one's schedule
@@ -259,8 +264,13 @@ class Engine:
         run: object,
         window: int,
         program: Program,
+        transfer: int = 0,
     ) -> None:
-        """Issues a transfer of 32-byte granules; `reads` and `writes` say which end is in HBM."""
+        """Issues a transfer of 32-byte granules; `reads` and `writes` say which end is in HBM.
+
+        `transfer` is the index of the instruction in the program's `transfers`, for those who
+        record what happens.
+        """
         self._plain(granules, run)
         target = self._flag(flag, program)
         if granules is UNKNOWN or granules < 0:
@@ -295,8 +305,10 @@ class Engine:
                 self._occupancy[key] = ticks
         return ticks
 
-    def wait(self, time: int, flag: object, amount: object, program: Program) -> int:
-        """Time at which the flag has reached `amount`."""
+    def wait(
+        self, time: int, flag: object, amount: object, program: Program, block: int = 0
+    ) -> int:
+        """Time at which the flag has reached `amount`; `block` is where the program waits."""
         self._plain(amount)
         target = self._flag(flag, program)
         if amount is UNKNOWN:
@@ -317,7 +329,10 @@ class Engine:
             value = amount
             until = max(until, time if self.least else time + self._latency)
         target.value = value
-        self.tally.wait += until - time
+        if until > time:
+            self.tally.wait += until - time
+            place = program.number, block
+            self.tally.waits[place] = self.tally.waits.get(place, 0) + until - time
         return until
 
     def add(self, flag: object, amount: object, program: Program) -> None:
@@ -336,6 +351,11 @@ class Engine:
             target.value = 0
 
     # ---- control flow
+
+    def skipped(
+        self, program: Program, header: int, start: int, end: int, repetitions: int, period: Tally
+    ) -> None:
+        """Told of loop periods that were not run; only `record.py` listens."""
 
     def unknown_branch(self, index: int, program: Program) -> int:
         """Successor of a block whose branch depends on something unknown.

@@ -11,11 +11,14 @@ from pathlib import Path
 from jaxbench_env.evaluator.timing import bundles, hlo
 from jaxbench_env.evaluator.timing.constants import Constants
 from jaxbench_env.evaluator.timing.errors import TimingError
-from jaxbench_env.evaluator.timing.listing import SLOT_CLASSES, Listing
+from jaxbench_env.evaluator.timing.listing import Listing
+from jaxbench_env.evaluator.timing.loops import Loop
 from jaxbench_env.evaluator.timing.lowering import TICKS
 from jaxbench_env.evaluator.timing.machine import Engine, OutOfSteps, Tally
 from jaxbench_env.evaluator.timing.program import AddressMap, Program
+from jaxbench_env.evaluator.timing.record import Recorder, Recording
 from jaxbench_env.evaluator.timing.steady import replay
+from jaxbench_env.evaluator.timing.usage import Usage, usage
 
 TOP_LEVEL = "TLP"
 #: Programs that talk to the host around a run; they are not part of its device time.
@@ -69,8 +72,14 @@ class Prediction:
             "hbm_written_bytes", "hbm_bandwidth" (bytes a second),
             "dma_wait_cycles", "dma_wait_share" (of all cycles), "estimated_share" (of all cycles,
             programs without a schedule), "replay_steps" (of `max_steps`; about one for each
-            block that was run and not skipped as exact repetition).
+            block that was run and not skipped as exact repetition);
+            "mxu_share", "vpu_share", "xlu_share", "eup_share", "load_share" and "store_share": the
+            part of the slots of all issued bundles that are filled (`loops.slot_shares`),
+            "vector_spills" (vector registers stored to and loaded from spill slots),
+            "kernel_share" (of all cycles, in Pallas programs), "steps" (iterations of the outermost
+            loop of the Pallas program that takes most time: its grid) and "bundles_per_step".
         programs: Time by HLO program, longest first.
+        loop: The loop that takes most of the time; of Pallas programs where there are any.
     """
 
     ms: float
@@ -79,6 +88,7 @@ class Prediction:
     reasons: tuple[str, ...]
     counters: dict[str, float]
     programs: tuple[ProgramTime, ...]
+    loop: Loop | None = None
 
 
 def predict(
@@ -90,6 +100,7 @@ def predict(
     max_text_bytes: int = 200 << 20,
     random_data: bool = True,
     least: bool = False,
+    recorder: Recorder | None = None,
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -108,6 +119,7 @@ def predict(
             and the time is a bound from above; with `least` nothing of it is (unknown loops run
             once, what may not happen does not, estimated work overlaps with all other), and it is
             a bound from below.
+        recorder: Is told what happens when, for a timeline.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -116,7 +128,8 @@ def predict(
     folder = Path(dump_dir)
     try:
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
-        engine = Engine(constants, feeds or {}, max_steps, replay, least)
+        arguments = constants, feeds or {}, max_steps, replay, least
+        engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
         return _predict(engine, listings, top_level, module, doubts, random_data)
     except TimingError:
         raise
@@ -133,6 +146,7 @@ def _predict(
     random_data: bool,
 ) -> Prediction:
     constants = engine.constants
+    recorder = engine.recorder if isinstance(engine, Recording) else None
     for doubt in doubts:
         engine.note(doubt, uncertain=True)
     addresses = AddressMap()
@@ -142,12 +156,16 @@ def _predict(
     }
     top = Program(TOP_LEVEL, 0, top_level, addresses, top_level=True)
     engine.programs = {**programs, **dict.fromkeys(HOST_PROGRAMS, 0)}
+    if recorder:
+        recorder.watch([top, *programs.values()])
     estimated = _stand_ins(engine, [top, *programs.values()], module)
     try:
         end = replay(engine, top, 0)
     except OutOfSteps as stopped:
         end = stopped.time
     end = max(end, engine.hbm_free)  # transfers that nothing waits for still have to finish
+    if recorder:
+        recorder.top, recorder.end = top, end
     replayed = [top, *(one for one in programs.values() if one.number in engine.tally.blocks)]
     for program in replayed:
         for defect in sorted(program.listing.malformed):
@@ -171,13 +189,17 @@ def _predict(
             cycles = floor
     slowdown = constants.random_data_slowdown if random_data else 1.0
     seconds = cycles / constants.clock_hz * slowdown + constants.launch_seconds
+    rows = _program_times(engine.tally, end)
+    times = {row.name: row.cycles for row in rows}
+    used = usage(replayed, module.kernels(), engine.tally, times, cycles)
     return Prediction(
         ms=seconds * 1e3,
         cycles=cycles,
         uncertain=engine.uncertain,
         reasons=tuple(_sentence(text, times) for text, times in engine.reasons.items()),
-        counters=_counters(engine, replayed, cycles, seconds, share),
-        programs=_program_times(engine.tally, end),
+        counters=_counters(engine, used, cycles, seconds, share),
+        programs=rows,
+        loop=used.loop,
     )
 
 
@@ -236,25 +258,20 @@ def _sentence(text: str, times: int) -> str:
 
 
 def _counters(
-    engine: Engine, programs: list[Program], cycles: float, seconds: float, estimated_share: float
+    engine: Engine, used: Usage, cycles: float, seconds: float, estimated_share: float
 ) -> dict[str, float]:
     tally = engine.tally
-    slots = [0] * len(SLOT_CLASSES)
-    issued = 0
-    for program in programs:
-        for block_index, count in tally.blocks[program.number].items():
-            block = program.blocks[block_index]
-            issued += count * (block.end - block.start)
-            for index, number in enumerate(program.listing.histogram(block.start, block.end)):
-                slots[index] += count * number
-    counts = dict(zip(SLOT_CLASSES, slots, strict=True))
+    counts = used.slots
+    # every instruction of the matrix units, not only the multiplications
+    matrix = counts["mxu"] + counts["matmul"] + counts["matmul_f32"]
     return {
-        "bundles": float(issued),
+        "bundles": float(used.issued),
         "blocks": float(tally.steps),
         "replay_steps": float(engine.steps),
+        "mxu_ops": float(matrix),
         **{
             f"{unit}_ops": float(counts[unit])
-            for unit in ("mxu", "xlu", "eup", "vpu", "load", "store", "scalar")
+            for unit in ("xlu", "eup", "vpu", "load", "store", "scalar")
         },
         "spill_loads": float(counts["spill_load"]),
         "spill_stores": float(counts["spill_store"]),
@@ -266,12 +283,13 @@ def _counters(
         "dma_wait_cycles": tally.wait / TICKS,
         "dma_wait_share": min(tally.wait / TICKS / cycles, 1.0) if cycles else 0.0,
         "estimated_share": estimated_share,
+        **used.numbers,
     }
 
 
 def _program_times(tally: Tally, end: int) -> tuple[ProgramTime, ...]:
     rows = [
-        ProgramTime(name, calls, ticks / TICKS, wait / TICKS, moved)
+        ProgramTime(safe_name(name), calls, ticks / TICKS, wait / TICKS, moved)
         for name, (calls, ticks, wait, moved) in tally.calls.items()
         if name not in HOST_PROGRAMS
     ]
@@ -304,11 +322,12 @@ def _load(
             modules.append((path.name.partition("-")[0], path))
             continue
         listing = bundles.parse(_read(path))
+        listing.path = path
         if match.group(2) == TOP_LEVEL and not listing.name:
             tops.append((match.group(1), listing))
         else:
             # a fusion may be compiled again with other windows: the last one is the one in use
-            listings[_safe_name(listing.name or match.group(2))] = listing
+            listings[safe_name(listing.name or match.group(2))] = listing
     if not tops:
         raise TimingError(f"no listing of a top-level program (TLP) in {folder}")
     stamp, top = tops[-1]
@@ -368,6 +387,6 @@ def _read(path: Path) -> str:
         raise TimingError(f"cannot read {path}: {error}") from error
 
 
-def _safe_name(name: str) -> str:
+def safe_name(name: str) -> str:
     """Names end up in reports; libtpu's own consist of these characters."""
     return re.sub(r"[^\w.<>\-]", "_", name)[:512]

@@ -11,6 +11,7 @@ from jaxbench_env.evaluator.timing.effects import (
     Key,
     defined,
     key_of,
+    memories,
     operand_keys,
     steers,
     used,
@@ -86,6 +87,7 @@ class Program:
         counter: Register table index and bound of the counter of its longest counted loop.
         callees: Names of the programs that it calls.
         remarks: Opcodes that reports refer to by index.
+        transfers: DMAs of the blocks that were compiled, by the index their code mentions.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Program:
             top_level=top_level,
         )
         self.callees, self.remarks = self._lowering.callees, self._lowering.remarks
+        self.transfers = self._lowering.transfers
 
     # ---- which values matter
 
@@ -233,6 +236,15 @@ class Program:
                 return origin.operand
         return -1
 
+    def route(self, dma: Instruction) -> tuple[str, str, int]:
+        """Source and destination memory of a DMA ("?" if not told) and the program's operand."""
+        ends = [end if end in _SPACES else "?" for end in memories(dma, self._space)]
+        for name in ("hbm", "src", "dst"):
+            operand = self._source_operand(dma.named.get(name))
+            if operand >= 0:
+                return ends[0], ends[1], operand
+        return ends[0], ends[1], -1
+
     # ---- code
 
     def compile(self, index: int) -> Callable:
@@ -250,7 +262,7 @@ class Program:
         """Python source of block `index`; see `lowering.py` for why it is safe to run."""
         block = self.blocks[index]
         low = self._lowering
-        low.begin_block()
+        low.begin_block(index)
         lines: list[str] = []
         for address in self._range(block.start, block.end):
             lines += low.bundle(self.listing.bundles[address], address - block.start)

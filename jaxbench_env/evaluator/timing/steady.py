@@ -117,6 +117,8 @@ class _Watch:
     def arrive(self, engine: Engine, program: Program, registers: list, time: int) -> int:
         """One arrival over the back edge; returns the time, later if periods were skipped."""
         self._iterations += 1
+        if self._iterations < engine.expanded:
+            return time
         if engine.outstanding + len(engine.flags) > MAX_CLOCKS:
             return time
         clocks = engine.clock_state(time)
@@ -243,6 +245,7 @@ def _skip(
     engine.mem = dict(zip(places, moved, strict=True))
     engine.advance(ticks)
     engine.tally.add(trial.tally, repetitions)
+    engine.skipped(program, stop[0], time, time + ticks, repetitions, trial.tally)
     return repetitions, ticks, endless
 
 

@@ -97,7 +97,7 @@ def test_vector_slots_are_counted_by_unit_and_by_bundle():
         )
     )
     count = dict(zip(SLOT_CLASSES, parsed.histogram(0, 3), strict=True))
-    assert count["load"] == count["vpu"] == count["store"] == count["mxu"] == 1
+    assert count["load"] == count["vpu"] == count["store"] == count["matmul"] == 1
     assert count["spill_load"] == 1
     assert sum(parsed.histogram(1, 2)) == 1
 

@@ -65,6 +65,16 @@ COUNTERS = {
     "dma_wait_cycles",
     "dma_wait_share",
     "estimated_share",
+    "mxu_share",
+    "vpu_share",
+    "xlu_share",
+    "eup_share",
+    "load_share",
+    "store_share",
+    "vector_spills",
+    "kernel_share",
+    "steps",
+    "bundles_per_step",
 }
 
 
