@@ -1,0 +1,177 @@
+"""Predicted times over blocks, with what they consist of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from variants.run import Results
+
+PARTS = (
+    ("issue_ms", "issue: bundles", "#4c72b0"),
+    ("transfer_ms", "waits for HBM's bandwidth", "#dd8452"),
+    ("latency_ms", "exposed DMA latency", "#c44e52"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes: all variants with the `fixed` parameters, over one or two others.
+
+    Attributes:
+        title: What is varied.
+        over: Parameters along the axis; the first one also where several change together.
+        group: Parameter that sets bars side by side, or "".
+        fixed: Parameters that all bars share.
+        same: Parameters that equal the first of `over`.
+    """
+
+    title: str
+    over: tuple[str, ...]
+    group: str = ""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    same: tuple[str, ...] = ()
+
+
+_MATMUL = {"m": 512, "n": 512, "k": 512, "buffers": 2, "order": "mnk", "depth": 4096}
+_EPILOGUE = {"m": 512, "n": 512, "buffers": 2, "order": "mn"}
+_FLASH = {"q": 1024, "k_major": 1024, "k": 512, "causal": True}
+_SCAN = {"heads": 16, "span": 512, "buffers": 2, "group": 2, "ahead": 2}
+_GROUPED = {"m": 512, "n": 1024, "k": 512, "buffers": 2, "order": "gmnk"}
+
+
+def _but(base: dict, *names: str, **changed: Any) -> dict:
+    return {key: value for key, value in (base | changed).items() if key not in names}
+
+
+PANELS: dict[str, tuple[Panel, ...]] = {
+    "matmul": (
+        Panel("m = n = k", ("m",), "buffers", _but(_MATMUL, "m", "n", "k", "buffers"), ("n", "k")),
+        Panel("m (n = k = 512)", ("m",), "buffers", _but(_MATMUL, "m", "buffers")),
+        Panel("n (m = k = 512)", ("n",), "buffers", _but(_MATMUL, "n", "buffers")),
+        Panel("k (m = n = 512)", ("k",), "buffers", _but(_MATMUL, "k", "buffers")),
+        Panel("contracted size (blocks 512)", ("depth",), "", _but(_MATMUL, "depth")),
+        Panel("grid order", ("m", "n"), "order", _but(_MATMUL, "m", "n", "order")),
+    ),
+    "epilogue": (
+        Panel("m = n", ("m",), "buffers", _but(_EPILOGUE, "m", "n", "buffers"), ("n",)),
+        Panel("m (n = 512)", ("m",), "", _but(_EPILOGUE, "m")),
+        Panel("n (m = 512)", ("n",), "", _but(_EPILOGUE, "n")),
+        Panel("grid order", ("m", "n"), "order", _but(_EPILOGUE, "m", "n", "order")),
+    ),
+    "rms_norm": (
+        Panel("rows a block", ("rows",), "buffers", {"total": 16384}),
+        Panel("rows in all (256 a block)", ("total",), "", {"rows": 256, "buffers": 2}),
+    ),
+    "softmax": (Panel("rows a block", ("rows",), "buffers"),),
+    "flash_attention": (
+        Panel("q = k_major = k", ("q",), "", {"causal": True}, ("k_major", "k")),
+        Panel("q (k_major 1024, k 512)", ("q",), "", _but(_FLASH, "q")),
+        Panel("k_major, k at most 512 (q 1024)", ("k_major", "k"), "", {"q": 1024, "causal": True}),
+        Panel("k (k_major 2048)", ("k",), "q", {"k_major": 2048, "causal": True}),
+        Panel("q = k_major, k at most 512, not causal", ("q",), "", {"causal": False}),
+    ),
+    "chunked_scan": (
+        Panel("positions a step", ("span",), "buffers", _but(_SCAN, "span", "buffers")),
+        Panel("heads a step", ("heads",), "", _but(_SCAN, "heads")),
+        Panel("groups started ahead", ("ahead",), "", _but(_SCAN, "ahead")),
+        Panel("heads that share a product", ("group",), "", _but(_SCAN, "group")),
+    ),
+    "grouped_matmul": (
+        Panel("n = k, m at most 1024", ("n", "m"), "buffers", {"order": "gmnk", "m": None}, ("k",)),
+        Panel("k (m 512, n 1024)", ("k",), "buffers", _but(_GROUPED, "k", "buffers")),
+        Panel("pipeline order (m 256, k 2048)", ("n",), "order", {"m": 256, "n": 1024, "k": 2048}),
+    ),
+}
+
+
+def _wanted(panel: Panel, parameters: dict[str, Any]) -> bool:
+    first = parameters[panel.over[0]]
+    for name, value in panel.fixed.items():
+        if value is None:  # the axis' value where it fits
+            if parameters[name] != min(first, 1024):
+                return False
+        elif parameters[name] != value:
+            return False
+    return all(parameters[name] == first for name in panel.same)
+
+
+def select(panel: Panel, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The panel's variants, in the order in which they are drawn."""
+    found = [r for r in records if r["status"] == "compiled" and _wanted(panel, r["parameters"])]
+    names = [*panel.over, *filter(None, [panel.group])]
+    return sorted(found, key=lambda record: [record["parameters"][name] for name in names])
+
+
+def draw(kernel: str, results: Results, folder: Path) -> Path:
+    """Draws one kernel's panels and returns the PNG's path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    records = [one for one in results.records.values() if one["kernel"] == kernel]
+    panels = PANELS[kernel]
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(5 * columns, 3.6 * rows), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for panel, axis in zip(panels, axes.flat, strict=False):
+        _bars(axis, panel, select(panel, records))
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
+    figure.suptitle(f"{kernel}: predicted milliseconds on a v6e")
+    path = folder / f"{kernel}.png"
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+    pyplot.close(figure)
+    return path
+
+
+def _bars(axis, panel: Panel, records: list[dict[str, Any]]) -> None:
+    groups = sorted({one["parameters"].get(panel.group, "") for one in records}, key=str)
+    points = list(dict.fromkeys(tuple(r["parameters"][n] for n in panel.over) for r in records))
+    width = 0.84 / max(len(groups), 1)
+    for record in records:
+        parameters = record["parameters"]
+        at = points.index(tuple(parameters[name] for name in panel.over))
+        place = groups.index(parameters.get(panel.group, ""))
+        x, bottom = at + (place - (len(groups) - 1) / 2) * width, 0.0
+        first = record is records[0]
+        for key, label, colour in PARTS:
+            axis.bar(
+                x,
+                record[key],
+                width * 0.92,
+                bottom=bottom,
+                color=colour,
+                label=label if first else None,
+            )
+            bottom += record[key]
+        for key, style, label in (
+            ("bandwidth_ms", "-", "its HBM bytes at 1.30 TB/s"),
+            ("roofline_ms", ":", "roofline"),
+        ):
+            axis.hlines(
+                record[key],
+                x - width / 2,
+                x + width / 2,
+                colors="black",
+                linestyles=style,
+                label=label if first else None,
+            )
+        if panel.group:
+            name = "" if panel.group == "order" else panel.group[0]
+            text = f"{name}{parameters[panel.group]}"
+            axis.text(x, bottom, text, ha="center", va="bottom", fontsize=6)
+    axis.set_xticks(range(len(points)), [" x ".join(map(str, point)) for point in points])
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_ylabel("ms")
+    highest = max((one["ms"] for one in records), default=1)
+    lowest = min((one["ms"] for one in records), default=1)
+    if highest > 8 * lowest:  # the slowest would hide the others; its bar ends at the frame
+        axis.set_ylim(0, 5 * lowest)
+        axis.set_title(f"{panel.title} (cut at 5x the fastest)", fontsize=10)
