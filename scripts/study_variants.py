@@ -10,6 +10,7 @@ A killed run continues where it stopped. Dumps are kept in the cache directory.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -19,8 +20,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import click
 
 from jaxbench_env.progress import progress_bar
+from variants import plots, static
 from variants import run as variants
-from variants import static
 from variants.space import SPACE
 
 FOLDER = Path(__file__).parents[1] / "docs" / "variants"
@@ -32,6 +33,10 @@ def _chosen(only: str) -> list[tuple[str, dict]]:
     if unknown:
         raise click.BadParameter(f"no kernel {', '.join(unknown)}; there are {', '.join(SPACE)}")
     return [(name, parameters) for name in names for parameters in SPACE[name]]
+
+
+def _stale(record: dict) -> bool:
+    return record["text"] != variants.text_hash(record["kernel"])
 
 
 def _summary(results: variants.Results, as_json: bool) -> None:
@@ -65,7 +70,7 @@ def run_command(obj: tuple[Path, bool], only: str) -> None:
     todo = []
     for kernel, parameters in _chosen(only):
         record = results.get(kernel, parameters)
-        if record is None or record["text"] != variants.text_hash(kernel):
+        if record is None or _stale(record):
             todo.append((kernel, parameters))
     with progress_bar(len(todo), "compiling") as advance:
         for kernel, parameters in todo:
@@ -105,26 +110,18 @@ def reprice_command(obj: tuple[Path, bool], only: str) -> None:
 
 @main.command("static")
 @click.option("--only", default="", help="Comma-separated kernels.")
-@click.option("--most-cycles", default=450_000, help="Leave out variants that issue longer.")
 @click.pass_obj
-def static_command(obj: tuple[Path, bool], only: str, most_cycles: int) -> None:
-    """Compare issue cycles with libtpu's static profile, shortest first."""
+def static_command(obj: tuple[Path, bool], only: str) -> None:
+    """Compare the replay with libtpu's static profile, one variant of each kernel in turn."""
     folder, as_json = obj
-    results = variants.Results(folder / "results.jsonl")
     compared = variants.Results(folder / "static.jsonl")
-    todo = []
-    for kernel, parameters in _chosen(only):
-        record = results.get(kernel, parameters)
-        known = compared.get(kernel, parameters)
-        if record is None or record["status"] != "compiled":
-            continue
-        if known is not None and known["text"] == variants.text_hash(kernel):
-            continue
-        issued = record["counters"]["bundles"]
-        if issued <= most_cycles:
-            todo.append((issued, len(todo), kernel, parameters))
+    names = {kernel for kernel, _ in _chosen(only)}
+    ranks = {kernel: itertools.count() for kernel in SPACE}
+    todo = [one for one in static.wanted() if one[0] in names]
+    todo.sort(key=lambda one: next(ranks[one[0]]))
+    todo = [one for one in todo if (known := compared.get(*one)) is None or _stale(known)]
     with progress_bar(len(todo), "profiling") as advance:
-        for _, _, kernel, parameters in sorted(todo):
+        for kernel, parameters in todo:
             record = {"kernel": kernel, "parameters": parameters}
             record["text"] = variants.text_hash(kernel)
             record |= static.compare(kernel, parameters)
@@ -132,6 +129,25 @@ def static_command(obj: tuple[Path, bool], only: str, most_cycles: int) -> None:
             advance(f", {kernel} {' '.join(map(str, parameters.values()))}")
     compared.rewrite()
     _summary(compared, as_json)
+
+
+@main.command("plot")
+@click.option("--only", default="", help="Comma-separated kernels.")
+@click.pass_obj
+def plot_command(obj: tuple[Path, bool], only: str) -> None:
+    """Draw one PNG a kernel, and write the tables."""
+    folder, as_json = obj
+    results = variants.Results(folder / "results.jsonl")
+    names = dict.fromkeys(kernel for kernel, _ in _chosen(only))
+    paths = []
+    with progress_bar(len(names), "drawing") as advance:
+        for kernel in names:
+            paths.append(str(plots.draw(kernel, results, folder)))
+            advance(f", {kernel}")
+    tables = folder / "tables.md"
+    compared = variants.Results(folder / "static.jsonl")
+    tables.write_text(plots.tables(results, compared))
+    click.echo(json.dumps([*paths, str(tables)]) if as_json else f"wrote {folder}")
 
 
 if __name__ == "__main__":
