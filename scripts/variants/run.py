@@ -48,11 +48,11 @@ def make(kernel: str, parameters: dict[str, Any]) -> Case:
     return importlib.import_module(f"variants.{kernel}").make(**parameters)
 
 
-def dump_path(kernel: str, parameters: dict[str, Any]) -> Path:
+def dump_path(kernel: str, parameters: dict[str, Any], kind: str = "variants") -> Path:
     """Where a variant's dump is kept, outside the repository."""
     name = "-".join(f"{value}" for value in parameters.values())
     version = installed_versions().libtpu
-    folder = cache_directory() / "variants" / version / text_hash(kernel)
+    folder = cache_directory() / kind / version / text_hash(kernel)
     return folder / f"{kernel}-{name}.tar.xz"
 
 
