@@ -192,7 +192,7 @@ def _bars(axis, panel: Panel, records: list[dict[str, Any]]) -> None:
         text = f"{panel.group[:1]}{parameters[panel.group]}" if panel.group else ""
         if panel.group == "order":
             text = parameters["order"]
-        if bottom > top:
+        if cut and bottom > top:
             text, bottom = f"{text} {record['ms']:.1f}", top
         axis.text(x, bottom, text, ha="center", va="bottom", fontsize=6)
     labels = [" x ".join(map(str, point)) for point in points]
