@@ -178,7 +178,7 @@ def _bars(axis, panel: Panel, records: list[dict[str, Any]]) -> None:
             )
             bottom += record[key]
         for key, style, label in (
-            ("bandwidth_ms", "-", "its HBM bytes at 1.30 TB/s"),
+            ("bandwidth_ms", "-", "its HBM bytes at the model's bandwidth"),
             ("roofline_ms", ":", "roofline"),
         ):
             axis.hlines(
@@ -210,7 +210,7 @@ def tables(results: Results, compared: Results) -> str:
         "# Predicted times of the variants",
         "",
         "Written by `scripts/study_variants.py plot`; what stands out is explained in "
-        "[variants.md](../variants.md). Milliseconds: time = issue + transfer + latency.",
+        "[variants.md](../variants.md). Milliseconds; time = issue + transfer + latency + launch.",
     ]
     kernels = dict.fromkeys(one["kernel"] for one in results.records.values())
     for kernel in kernels:

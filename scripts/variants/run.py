@@ -33,6 +33,8 @@ from variants.space import SPACE
 HERE = Path(__file__).parent
 #: Of one TPU v6e, as `pltpu.get_tpu_info` says: bf16 operations and HBM bytes a second.
 PEAK_FLOPS, PEAK_BYTES = 920e12, 1.64e12
+#: Releases of Python 3.11 before .4 have no filters; the archives are our own.
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 DUMPED = ("final_bundles.txt", "TLP-hlo.txt")  # what the replay reads
 
 
@@ -142,15 +144,16 @@ def _pack(folder: Path, archive: Path, everything: bool) -> None:
 def price(kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Predicted time of a kept dump and its parts, in milliseconds.
 
-    issue + transfer + latency = ms. "issue" is every cycle that is not a wait; "transfer" are the
-    waits that remain if a transfer's latency is nought, so what HBM's bandwidth costs beyond the
-    issue; "latency" is what the latency adds to that. "bandwidth" is all HBM bytes at the model's
-    bandwidth, "roofline" the larger of needed bytes and flops at the chip's published peaks.
+    issue + transfer + latency + launch = ms. "issue" is every cycle that is not a wait;
+    "transfer" are the waits that remain if a transfer's latency is nought, so what HBM's
+    bandwidth costs beyond the issue; "latency" is what the latency adds to that. "bandwidth" is
+    all HBM bytes at the model's bandwidth, "roofline" the larger of needed bytes and flops at
+    the chip's published peaks.
     """
     constants = timing.Constants.load()
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(dump_path(kernel, parameters)) as tar:
-            tar.extractall(folder)  # our own archive
+            tar.extractall(folder, **SAFELY)
         dump = Path(folder) / "dump"
         found = timing.predict(dump, constants=constants)
         instant = timing.predict(dump, constants=dataclasses.replace(constants, dma_latency=0))
@@ -158,7 +161,8 @@ def price(kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
             sum(line.lstrip().startswith("0") for line in file.open())
             for file in dump.glob("*final_bundles.txt")
         )
-    scale = 1e3 / constants.clock_hz
+    launch = constants.launch_seconds * 1e3
+    scale = (found.ms - launch) / found.cycles  # milliseconds a cycle
     issue = (found.cycles - found.counters["dma_wait_cycles"]) * scale
     case = make(kernel, parameters)
     roofline = max(case.flops / PEAK_FLOPS, case.bytes / PEAK_BYTES) * 1e3
@@ -166,8 +170,9 @@ def price(kernel: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {
         "ms": round(found.ms, 6),
         "issue_ms": round(issue, 6),
-        "transfer_ms": round(instant.ms - issue, 6),
+        "transfer_ms": round(instant.cycles * scale - issue, 6),
         "latency_ms": round(found.ms - instant.ms, 6),
+        "launch_ms": round(launch, 6),
         "bandwidth_ms": round(bandwidth, 6),
         "roofline_ms": round(roofline, 6),
         "uncertain": found.uncertain,
