@@ -1,5 +1,6 @@
 # shows: pl.kernel on a mesh of cores, with a pipeline inside.
 # workload: rms_norm
+# jax: before 0.12
 
 import jax
 import jax.numpy as jnp
