@@ -1,6 +1,7 @@
 # shows: pl.core_map with a pipeline inside.
 # workload: rms_norm
 # jax: before 0.12
+# fails: plain interpret mode of jax writes nothing back from core_map with a pipeline
 
 import jax
 import jax.numpy as jnp
