@@ -117,6 +117,43 @@ def audit_workloads(only: str, seed: int, preset: str, as_json: bool) -> None:
     sys.exit(EXIT_NOT_CORRECT if any(row["passing"] for row in rows) else 0)
 
 
+@audit.command("evaluator")
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path),
+    default=Path("tests/exploits"),
+    show_default=True,
+    help="Folder of exploits; a checkout has one.",
+)
+@click.option("--only", default="", help="Comma-separated names or classes.")
+@click.option("--fast", is_flag=True, help="No further than without the audit.")
+@_as_json
+def audit_evaluator(corpus: Path, only: str, fast: bool, as_json: bool) -> None:
+    """Run a corpus of exploits and show which fences stop each.
+
+    An exploit is run with all fences, then without the one that stopped it, and so on. The exit
+    code is 1 if one passes, gets another status than its file says, or is stopped by the audit
+    alone.
+    """
+    from jaxbench_env.cli import exploits
+
+    try:
+        found = exploits.load(corpus)
+    except exploits.CorpusError as error:
+        raise click.UsageError(str(error)) from None
+    wanted = [name for name in only.split(",") if name]
+    for name in wanted:
+        if not any(name in (one.name, one.name.split("/")[0]) for one in found):
+            raise click.UsageError(f"no exploit or class {name!r} in {corpus}")
+    chosen = [e for e in found if not wanted or {e.name, e.name.split("/")[0]} & {*wanted}]
+    rows = exploits.audit(chosen, fast)
+    if as_json:
+        _print_json(rows)
+    else:
+        exploits.show(rows)
+    sys.exit(EXIT_NOT_CORRECT if exploits.failures(rows) else 0)
+
+
 @main.command()
 @click.argument("workload", type=_WorkloadId())
 @_as_json

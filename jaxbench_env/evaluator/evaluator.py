@@ -179,12 +179,17 @@ class Evaluator:
         if refused is not None:
             raise Failure(refused.status, "numerics", str(refused), **fields)
         fields["numerics"] = tuple(checks)
-        unchecked = verdict.judge_numbers(checks, race, fields)
+        if "memory" in self.without:
+            race = {"outcome": "skipped", "reason": "the fence is off"}
+        judged = () if "numerics" in self.without else checks
+        unchecked = verdict.judge_numbers(judged, race, fields)
         run.shown["memory"] = unchecked or "shown"
         if unchecked:
             run.flags.add("races_unchecked")
             run.notes.append(f"Races were not checked: {unchecked}.")
         least = run.workload.min_hbm_bytes() / chip(self.target).hbm_bytes_per_second * 1e3
+        if "floor" in self.without:
+            least = 0.0
         return verdict.judge_time(fields, least, program.price_error)
 
     def _trace(
@@ -216,7 +221,8 @@ class Evaluator:
             run.facts, _ = pool().ask("price", request, [artefact])
         except Refused as refused:
             raise Failure(refused.status, "trace", str(refused)) from None
-        verdict.require_kernel(run.facts)
+        if "kernel" not in self.without:
+            verdict.require_kernel(run.facts)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
         values = building.Scalars()
         if run.facts["scalar_operands"]:
@@ -262,6 +268,7 @@ class Evaluator:
         if prediction is None:
             return {"times": times, "memory": memory}
         uncertain = prediction["uncertain"] or not based.bounded
+        uncertain = uncertain and "predictor" not in self.without
         if uncertain:
             run.flags.add("uncertain")
         if based.uncertain and based.bounded:
@@ -273,7 +280,8 @@ class Evaluator:
         reasons = tuple(prediction["reasons"])
         times = replace(times, candidate_ms=prediction["ms"], uncertain=uncertain, reasons=reasons)
         programs, pallas = prediction["programs"], program.pallas_programs
-        verdict.require_share(run.facts, programs, pallas, memory, times)
+        if "kernel" not in self.without:
+            verdict.require_share(run.facts, programs, pallas, memory, times)
         return {"times": times, "memory": memory, **profile.fields(run.workload, program, limits)}
 
 

@@ -30,7 +30,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu_interp
 from jax.experimental.pallas import tpu as pltpu
 
 FILE = "kernel.py"
-PALLAS = ("pallas_call", "core_map")
+PALLAS = ("pallas_call", "core_map", "mpmd_map")
 MAX_DETAILS = 20_000
 MAX_ARTEFACT_BYTES = 32 << 20
 

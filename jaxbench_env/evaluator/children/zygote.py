@@ -162,6 +162,8 @@ def _restrict(limits: dict, uid: int | None) -> None:
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # A change of user clears this, so it is set here and not before.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if calls.available():
+        calls.refuse()
 
 
 def _free_uid() -> int | None:
@@ -374,6 +376,8 @@ def _supervise(request: dict, module, channel: socket.socket, say: int) -> None:
     if uid is not None:
         os.chown(box + "/out", uid, uid)
         fences.append("user")
+    if calls.available():
+        fences.append("calls")
     for name, value in request["env"].items():
         os.environ[name] = value
     started = time.monotonic()
@@ -405,6 +409,9 @@ def _load(path: str):
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+calls = _load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls.py"))
 
 
 def main(argv: list[str]) -> None:
