@@ -162,7 +162,7 @@ class Evaluator:
         # to the trace child is closed, which one of them may be reading.
         with (
             tracing.start(run.workload, run.source, kind, limits) as job,
-            ThreadPoolExecutor(4) as threads,
+            ThreadPoolExecutor(5) as threads,
             _Jobs() as jobs,
         ):
             based = threads.submit(self.baseline, run.workload)
@@ -170,9 +170,11 @@ class Evaluator:
             built = self._trace(run, trace, threads, jobs)
             checked = threads.submit(_check, run)
             simulated = threads.submit(_simulate, run, trace)
+            examined = threads.submit(_examine, run)
             program: building.Built = built.result()
             checks, refused = checked.result()
             race = simulated.result()
+            findings, refused_program = examined.result()
             known = based.result()
         # The order below decides which of several faults is reported, whichever was seen first.
         fields = self._measured(run, program, known)
@@ -187,10 +189,23 @@ class Evaluator:
         if unchecked:
             run.flags.add("races_unchecked")
             run.notes.append(f"Races were not checked: {unchecked}.")
-        least = run.workload.min_hbm_bytes() / chip(self.target).hbm_bytes_per_second * 1e3
-        if "floor" in self.without:
-            least = 0.0
-        return verdict.judge_time(fields, least, program.price_error)
+        if refused_program is not None:
+            raise Failure(refused_program.status, "trace", str(refused_program), **fields)
+        if run.reach is not None and "kernel" not in self.without:
+            kernel = run.facts["kernel"]
+            verdict.require("kernel", kernel if kernel["shown"] != "shown" else run.reach, run)
+        for fence, finding in findings.items():
+            if fence not in self.without:
+                verdict.require(fence, finding, run, **fields)
+        output = run.workload.output("v6e").nbytes
+        if "conservation" not in self.without and fields["times"].candidate_ms is not None:
+            verdict.require_traffic(output, fields)
+        floor = 0.0
+        if "floor" not in self.without:
+            least = output + run.workload.sure_input_bytes()
+            floor = chip(self.target).roofline_ms(run.facts["sure_flops"], least)
+            run.shown["floor"] = "shown"
+        return verdict.judge_time(fields, floor, program.price_error)
 
     def _trace(
         self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: _Jobs
@@ -200,9 +215,10 @@ class Evaluator:
         with run.timed("trace"):
             try:
                 for preset, platform, artefact in trace.artefacts():
-                    if platform == "tpu":
+                    run.programs[preset, platform] = artefact
+                    if (preset, platform) == ("v6e", "tpu"):
                         built = threads.submit(self._build, run, artefact, jobs)
-                    else:
+                    elif platform == "cpu":
                         run.artefacts[preset] = artefact
             except Failure as failure:
                 if failure.fields["failed_in"] == "compile":
@@ -222,7 +238,7 @@ class Evaluator:
         except Refused as refused:
             raise Failure(refused.status, "trace", str(refused)) from None
         if "kernel" not in self.without:
-            verdict.require_kernel(run.facts)
+            verdict.require("kernel", run.facts["kernel"], run)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
         values = building.Scalars()
         if run.facts["scalar_operands"]:
@@ -295,13 +311,31 @@ def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     presets = [p for p in run.workload.check_presets if p in run.artefacts]
     request = {"do": "check", **named(run.workload), "seed": run.seed, "presets": presets}
     blobs = [run.artefacts[p] for p in presets]
+    both = [p for p in presets if (p, "tpu") in run.programs]
+    if both:
+        # There the program around the kernel is run without it: see `judge.reach`.
+        request["reach"] = min(both, key=lambda p: run.workload.presets[p].nbytes)
+        blobs.append(run.programs[request["reach"], "tpu"])
     limit = numerics_limit(run.workload)
     with run.timed("numerics"):
         try:
             answer, _ = pool().ask("numerics", request, blobs, limit)
         except Refused as refused:
             return [], refused
+    run.reach = answer.get("reach", run.reach)
     return [NumericCheck(**c) for c in answer["checks"]], None
+
+
+def _examine(run: _Run) -> tuple[dict[str, Any], Refused | None]:
+    """Compares the artefacts with each other: see `judge.evidence`."""
+    names = list(run.programs)
+    request = {"do": "examine", **named(run.workload), "artefacts": names}
+    with run.timed("examine"):
+        try:
+            answer, _ = pool().ask("price", request, [run.programs[name] for name in names])
+        except Refused as refused:
+            return {}, refused
+    return answer["findings"], None
 
 
 def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
@@ -339,7 +373,9 @@ class _Run:
     stage: Stage = Stage.NONE
     flags: set[str] = field(default_factory=lambda: {"uncalibrated"})
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact
+    programs: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by preset and platform
     facts: dict[str, Any] = field(default_factory=dict)
+    reach: dict[str, str] | None = None  # finding on whether Pallas decides the output
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
     durations: dict[str, float] = field(default_factory=dict)

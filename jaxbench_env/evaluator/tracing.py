@@ -82,7 +82,6 @@ def _describe(workload: Workload, name: str) -> dict[str, Any]:
         "config": dict(preset.config),
         "statics": [preset.config[key] for key in workload.static_arguments],
         "output": [list(output.shape), output.dtype],
-        "compile": name == "v6e",
         "check": name in workload.check_presets,
         "optional": name == OPTIONAL_PRESET,
     }
@@ -125,8 +124,9 @@ class Trace:
             if kind == "artefact" and known:
                 self._traced.add(f"{preset}.{platform}")
                 yield preset, platform, self._read(f"{preset}.{platform}")
-        checked = {f"{p}.cpu" for p in self._workload.check_presets if p != OPTIONAL_PRESET}
-        if not {"v6e.tpu"} | checked <= self._traced:
+        required = [p for p in self._workload.check_presets if p != OPTIONAL_PRESET]
+        wanted = {f"{p}.{platform}" for p in required for platform in ("tpu", "cpu")}
+        if not {"v6e.tpu"} | wanted <= self._traced:
             raise self._died()
 
     def _read(self, name: str) -> bytes:

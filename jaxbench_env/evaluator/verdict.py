@@ -9,6 +9,8 @@ from typing import Any
 from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, Times
 
 MIN_PALLAS_SHARE = 0.5
+# Bytes at the edges of tiles, and what the compiler keeps on the chip between programs.
+TRAFFIC = 0.95
 # A prediction may undercut the physical floor by rounding, not by more.
 _FLOOR_SLACK = 0.99
 _COPY = re.compile(r"copy(-start|-done)?(\.\d+)?")
@@ -27,30 +29,21 @@ class Failure(Exception):
         }
 
 
-def require_kernel(facts: dict[str, Any]) -> None:
-    """Fails a program whose result does not come out of Pallas.
+def require(fence: str, finding: dict[str, str], run: Any, **fields: Any) -> None:
+    """Fails a candidate for what the judge has found about a fence, or notes what was shown.
 
     Args:
-        facts: What the judge has read in the full-size artefact (see `judge.program`).
+        fence: Name of the fence.
+        finding: `judge.evidence.Finding` as a dict.
+        run: What is known of the candidate; its ``shown`` is added to.
+        fields: What the result holds so far.
 
     Raises:
-        Failure: With status ``no_kernel``.
+        Failure: If there is a fault.
     """
-    if not facts["pallas_calls"]:
-        raise Failure(
-            Status.NO_KERNEL,
-            "trace",
-            "the output does not depend on any Pallas call; return what the kernel computes, and "
-            "do the main work in it",
-        )
-    inside, outside = facts["matmul_flops"], facts["outside_flops"]
-    if facts["readable"] and outside > inside:
-        raise Failure(
-            Status.NO_KERNEL,
-            "trace",
-            f"the matrix products outside Pallas take {outside:,} flops and those inside take "
-            f"{inside:,}: move the main work into the kernel",
-        )
+    if finding["fault"]:
+        raise Failure(finding["status"], "trace", finding["fault"], **fields)
+    run.shown[fence] = finding["shown"]
 
 
 def require_vmem(facts: dict[str, Any], limit: int) -> None:
@@ -59,7 +52,7 @@ def require_vmem(facts: dict[str, Any], limit: int) -> None:
     The compiler would say the same, but after minutes: it schedules such a program first.
 
     Args:
-        facts: As in `require_kernel`.
+        facts: What the judge has read in the full-size artefact (see `judge.worker`).
         limit: VMEM of the chip, bytes.
 
     Raises:
@@ -88,7 +81,7 @@ def require_share(
     """Fails a program without matrix products that moves most of its bytes outside Pallas.
 
     Args:
-        facts: As in `require_kernel`.
+        facts: As in `require_vmem`.
         programs: The predictor's records by HLO program.
         pallas: Names of the programs that are Pallas calls.
         memory: For the record.
@@ -176,12 +169,38 @@ def judge_numbers(
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
 
 
+def require_traffic(least: int, fields: dict[str, Any]) -> None:
+    """Fails a program that writes less to HBM than its output has.
+
+    Reads are not held against the inputs: XLA may fetch an operand by a copy that the replay does
+    not see (a third of the inputs of most matrix products of the suite's baselines).
+
+    Args:
+        least: Bytes of the output.
+        fields: What the result holds so far, with times and counters.
+
+    Raises:
+        Failure: With status ``hack_suspected``.
+    """
+    counters = fields["counters"]
+    written = counters["hbm_written_bytes"]
+    if fields["times"].uncertain or counters["estimated_share"] or written >= TRAFFIC * least:
+        return
+    raise Failure(
+        Status.HACK_SUSPECTED,
+        "price",
+        f"at full size the program writes {written:,.0f} bytes to HBM and its output has "
+        f"{least:,}: it does not write all of it",
+        **fields,
+    )
+
+
 def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:
     """Decides on a candidate whose numbers are right.
 
     Args:
         fields: What the result holds so far, with its times.
-        least_ms: Least HBM traffic at the specified bandwidth, milliseconds.
+        least_ms: The least time that such a program can take, milliseconds.
         price_error: Why there is no time, if there is none.
 
     Returns:
@@ -204,8 +223,9 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
             Status.HACK_SUSPECTED,
             "price",
             f"the predicted {times.candidate_ms:.4f} ms are less than the {least_ms:.4f} ms that "
-            "it takes to read the inputs and write the output once: at the published size the "
-            "kernel does not touch all of them, or the predictor was misled",
+            "it takes to read the inputs and write the output once, or to do the kernel's own "
+            "matrix products: at the published size the kernel does not touch all of them, or the "
+            "predictor was misled",
             **fields,
         )
     speedup = times.baseline_ms / times.candidate_ms

@@ -31,6 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 FILE = "kernel.py"
 PALLAS = ("pallas_call", "core_map", "mpmd_map")
+NAME = "kernel"  # of every Pallas call in the artefacts
 MAX_DETAILS = 20_000
 MAX_ARTEFACT_BYTES = 32 << 20
 
@@ -238,9 +239,15 @@ def _rewrite(jaxpr, change, effects):
 
 
 def _with_interpret(closed, interpret):
-    """The same computation with another interpret mode, as a function."""
+    """The same computation with another interpret mode and neutral names, as a function."""
     effects = get_interpret_effects(interpret)
-    jaxpr = _rewrite(closed.jaxpr, lambda p: {**p, "interpret": interpret}, effects)
+
+    def change(params):
+        # A name of the author's choice would be that of a file among the compiler's dumps.
+        name = {"name": NAME} if "name" in params else {}
+        return {**params, **name, "interpret": interpret}
+
+    jaxpr = _rewrite(closed.jaxpr, change, effects)
     flat = jax.extend.core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))
 
     def kernel(*args):  # the name under which the compiler dumps the program
@@ -319,13 +326,14 @@ def _artefacts(job: dict, tell):
                 raise
             tell(event="specialised", preset=name, message=error.message)
             continue
-        if preset["compile"]:
-            try:
-                blob = _export(closed, specs, False, "tpu")
-            except KernelError:
-                raise
-            except BaseException as error:
+        try:
+            blob = _export(closed, specs, False, "tpu")
+        except KernelError:
+            raise
+        except BaseException as error:
+            if not preset["optional"]:
                 raise _failure(error, "lowering", name) from None
+        else:
             _write(f"{name}.tpu", blob)
             tell(event="artefact", preset=name, platform="tpu", grid_steps=_grid_steps(closed))
         if preset["check"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,12 @@ def _kept(workload: Workload, preset: str, draw: str, seed: int):
     return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
 
 
-def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[NumericCheck]:
+def check(
+    workload: Workload,
+    seed: int,
+    blobs: dict[str, bytes],
+    seen: Callable[[str, str, tuple[np.ndarray, ...], np.ndarray], None] | None = None,
+) -> list[NumericCheck]:
     """Compares a candidate with the reference at every preset and draw.
 
     A preset's draws end at the first failure: one difference is what the author can work on.
@@ -61,6 +67,7 @@ def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[Numeri
         workload: The workload.
         seed: Seed of the secret inputs.
         blobs: Preset -> CPU artefact.
+        seen: Called with preset, draw, inputs and output of each comparison that passes.
 
     Raises:
         ArtefactError: If an artefact may not be used.
@@ -71,11 +78,12 @@ def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[Numeri
         for number, draw in enumerate(DRAWS):
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
             inputs, exact, own = expected(workload, preset, draw, draw_seed)
-            checks.append(
-                compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
-            )
+            out = run(inputs)
+            checks.append(compare(out, exact, own, workload.tolerance, preset=preset, draw=draw))
             if not checks[-1].passed:
                 break
+            if seen is not None:
+                seen(preset, draw, inputs, out)
     return checks
 
 
