@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxbench_env.evaluator.audit import removed_names
@@ -24,11 +24,20 @@ LIMITS = Limits(cpu_seconds=120, memory_bytes=4 << 30, disk_bytes=128 << 20)
 _SIGXCPU = 24
 
 
-def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> Job:
+def start(
+    workload: Workload, source: str, device_kind: str, limits: Limits, checked: Collection[str]
+) -> Job:
     """Starts a trace child for a kernel text.
 
     It gets the text, the shapes and scalars of all presets, and the public inputs of the
     simulated run: no seed, reference or expected value.
+
+    Args:
+        workload: The workload.
+        source: The text.
+        device_kind: The chip, by jax's name.
+        limits: What the child may use.
+        checked: Presets at which it exports the interpret-mode program, too.
 
     Raises:
         SandboxError: If no process can be started.
@@ -42,7 +51,7 @@ def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> 
     job = {
         "source": source,
         "arguments": list(workload.arguments),
-        "presets": [_describe(workload, name) for name in workload.presets],
+        "presets": [_describe(workload, name, name in checked) for name in workload.presets],
         "device_kind": device_kind,
         "simulate": simulate,
         "max_steps": MAX_SIMULATED_STEPS,
@@ -74,7 +83,7 @@ def _simulated(workload: Workload) -> list[str]:
     return sorted(small, key=lambda name: workload.presets[name].nbytes)
 
 
-def _describe(workload: Workload, name: str) -> dict[str, Any]:
+def _describe(workload: Workload, name: str, checked: bool) -> dict[str, Any]:
     preset, output = workload.presets[name], workload.output(name)
     return {
         "name": name,
@@ -83,7 +92,7 @@ def _describe(workload: Workload, name: str) -> dict[str, Any]:
         "statics": [preset.config[key] for key in workload.static_arguments],
         "output": [list(output.shape), output.dtype],
         "compile": name == "v6e",
-        "check": name in workload.check_presets,
+        "check": checked,
         "optional": name == OPTIONAL_PRESET,
     }
 
@@ -96,8 +105,9 @@ class Trace:
         specialised: What it said about presets at which the text does not trace, by preset.
     """
 
-    def __init__(self, workload: Workload, source: str, job: Job):
+    def __init__(self, workload: Workload, source: str, job: Job, checked: Collection[str]):
         """Listens to a child that was started with `start`."""
+        self._checked = checked
         self.job = job
         self.specialised: dict[str, str] = {}
         self._workload, self._source = workload, source
@@ -125,7 +135,7 @@ class Trace:
             if kind == "artefact" and known:
                 self._traced.add(f"{preset}.{platform}")
                 yield preset, platform, self._read(f"{preset}.{platform}")
-        checked = {f"{p}.cpu" for p in self._workload.check_presets if p != OPTIONAL_PRESET}
+        checked = {f"{p}.cpu" for p in self._checked if p != OPTIONAL_PRESET}
         if not {"v6e.tpu"} | checked <= self._traced:
             raise self._died()
 

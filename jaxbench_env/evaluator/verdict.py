@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, Times
+
+if TYPE_CHECKING:
+    from jaxbench_env.evaluator.judge.pool import Refused
 
 MIN_PALLAS_SHARE = 0.5
 # A prediction may undercut the physical floor by rounding, not by more.
@@ -170,6 +173,54 @@ def judge_numbers(
             **fields,
         )
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
+
+
+def judge_full(
+    check: NumericCheck | None,
+    share: float,
+    refused: Refused | None,
+    fields: dict[str, Any],
+    shown: dict[str, str],
+) -> dict[str, Any]:
+    """Decides on the numbers at the published size of a candidate that is right at smaller ones.
+
+    Args:
+        check: The comparison, or None where there is none.
+        share: Share of the output that was compared, 0 to 1.
+        refused: Why there is no comparison.
+        fields: The fields of the result so far.
+        shown: Gets what was shown of the numbers.
+
+    Returns:
+        The fields of the final result.
+
+    Raises:
+        Failure: If the numbers are wrong, or the program may not be used.
+    """
+    known = {k: fields[k] for k in ("times", "memory", "counters", "numerics")}
+    if refused is not None:
+        if refused.status not in (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.CRASHED):
+            raise Failure(refused.status, "numerics", str(refused), **known)
+        shown["numerics"] = f"not at the published size: {refused}"
+        message = f"{fields['message']} Not checked at the published size: {refused}."
+        return {**fields, "message": message}
+    numerics = (*fields["numerics"], check)
+    extent = "all"
+    if share < 1:
+        extent = f"{share:.0%}".replace("%", " %")
+        shown["numerics"] = f"{extent} of the output, blocks chosen by the secret seed"
+    else:
+        shown["numerics"] = "all of the output"
+    if not check.passed:
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            "right at the check presets and wrong at the published size: preset "
+            f"{check.preset}, {check.draw} inputs: {check.summary}",
+            **{**known, "numerics": numerics},
+        )
+    message = f"{fields['message']} Checked at the published size: {extent} of the output."
+    return {**fields, "numerics": numerics, "message": message}
 
 
 def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ ADDRESS_SPACE = 24 << 30
 # A worker is replaced after so many requests: compiled programs of many candidates add up.
 MAX_REQUESTS = 200
 _ROOT = Path(__file__).parents[3]  # the directory that holds the packages
+
+
+Watch = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
 
 
 class JudgeError(RuntimeError):
@@ -68,7 +71,11 @@ class Worker:
         self.requests = 0
 
     def ask(
-        self, request: dict[str, Any], blobs: Sequence[bytes], timeout: float
+        self,
+        request: dict[str, Any],
+        blobs: Sequence[bytes],
+        timeout: float,
+        watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Sends one request and waits for the answer.
 
@@ -80,14 +87,11 @@ class Worker:
         self.requests += 1
         try:
             worker.send(self._connection, request, blobs)
-            if not self._connection.poll(timeout):
-                self.kill()
-                raise Refused(
-                    Status.TIMEOUT,
-                    f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
-                    "larger blocks or fewer loop iterations",
-                )
-            answer, out = worker.receive(self._connection)
+            answer, out = self._answer(timeout)
+            while "progress" in answer:
+                if watch is not None:
+                    watch(*answer["progress"])
+                answer, out = self._answer(timeout)
         except (EOFError, OSError):
             code = self._process.wait()
             raise Died(f"the process that ran the kernel's numbers died ({code})") from None
@@ -96,6 +100,17 @@ class Worker:
         if answer["status"]:
             raise Refused(Status(answer["status"]), answer["error"])
         raise JudgeError(answer["error"])
+
+    def _answer(self, timeout: float) -> tuple[dict[str, Any], list[bytes]]:
+        """The next message, within `timeout` seconds."""
+        if not self._connection.poll(timeout):
+            self.kill()
+            raise Refused(
+                Status.TIMEOUT,
+                f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
+                "larger blocks or fewer loop iterations",
+            )
+        return worker.receive(self._connection)
 
     @property
     def alive(self) -> bool:
@@ -131,6 +146,7 @@ class Pool:
         request: dict[str, Any],
         blobs: Sequence[bytes] = (),
         timeout: float = 120,
+        watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Has one request answered.
 
@@ -138,7 +154,8 @@ class Pool:
             kind: Workers of a kind keep their own caches (``"numerics"``, ``"price"``).
             request: The request.
             blobs: Artefacts that go with it.
-            timeout: Seconds.
+            timeout: Seconds, from one message of the worker to the next.
+            watch: Hears what the worker says about its progress.
 
         Raises:
             Refused: See `Worker.ask`.
@@ -149,7 +166,7 @@ class Pool:
             chosen, generation = (idle.pop() if idle else None), self._generation
         chosen = chosen or self._start()
         try:
-            answer = chosen.ask(request, blobs, timeout)
+            answer = chosen.ask(request, blobs, timeout, watch)
         except Died as error:
             if generation != self._generation:
                 raise Refused(Status.CRASHED, "the evaluation was stopped") from error
@@ -157,7 +174,7 @@ class Pool:
             self._end(chosen)
             chosen = self._start()
             try:
-                answer = chosen.ask(request, blobs, timeout)
+                answer = chosen.ask(request, blobs, timeout, watch)
             except Died as error:
                 self._end(chosen)
                 raise Refused(Status.CRASHED, str(error)) from None
