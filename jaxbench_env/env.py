@@ -110,7 +110,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
         Raises:
             UnknownWorkload: For an unknown id.
-            ValueError: For an unknown reward, target, `verify` or render mode, or `max_attempts` below 1.
+            ValueError: For an unknown reward, target, `verify` or render
+                mode, or `max_attempts` below 1.
         """
         if max_attempts < 1:
             raise ValueError(f"max_attempts is {max_attempts}; an episode has at least one attempt")

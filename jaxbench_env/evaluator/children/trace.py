@@ -29,6 +29,8 @@ from jax._src.pallas.core import get_interpret_effects
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu_interpreter
 from jax.experimental.pallas import tpu as pltpu
 
+from . import interpreter
+
 FILE = "kernel.py"
 PALLAS = ("pallas_call", "core_map")
 MAX_DETAILS = 20_000
@@ -343,6 +345,7 @@ def _artefacts(job: dict, tell):
 
 def main(job: dict, box: str, tell) -> None:
     """Traces `job["source"]` at every preset, exports it, and simulates it on public inputs."""
+    interpreter.mend()
     source = job["source"]
     linecache.cache[FILE] = (len(source), None, source.splitlines(True), FILE)
     device = jax.sharding.AbstractDevice(job["device_kind"], 1, "tpu")

@@ -26,6 +26,7 @@ import socket
 import sys
 import time
 import traceback
+import types
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -398,12 +399,18 @@ def _supervise(request: dict, module, channel: socket.socket, say: int) -> None:
 
 
 def _load(path: str):
-    """Imports a job module by its file name, under a name that says nothing of its origin."""
+    """Imports a job module by its file name, in a package that says nothing of its origin.
+
+    While it is imported it finds its neighbours there; later nobody does.
+    """
     name = os.path.basename(path).removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(f"job_{name}", path)
+    package = sys.modules.setdefault("job", types.ModuleType("job"))
+    package.__path__ = [os.path.dirname(path)]
+    spec = importlib.util.spec_from_file_location(f"job.{name}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    package.__path__ = []
     return module
 
 
