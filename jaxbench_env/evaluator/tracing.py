@@ -148,7 +148,7 @@ class Trace:
             ) from None
 
     def race(self) -> dict[str, Any]:
-        """What the simulated run found: ``outcome``, ``reason``, ``preset``, ``result`` (bytes)."""
+        """What the simulated run found: outcome, reason, preset, hint and, as bytes, its result."""
         if not _simulated(self._workload):
             return {"outcome": "skipped", "reason": "the arrays are too large to simulate"}
         for event in self._events:
@@ -159,6 +159,7 @@ class Trace:
                 "outcome": str(event.get("outcome")),
                 "reason": str(event.get("reason")),
                 "preset": preset,
+                "hint": str(event.get("hint", "")),
             }
             if found["outcome"] in ("clean", "race"):
                 try:

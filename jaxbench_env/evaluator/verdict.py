@@ -121,7 +121,8 @@ def judge_numbers(
     Args:
         checks: Comparisons of the interpret-mode programs with the reference.
         race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
-            ``skipped``, ``failed``), ``reason``, ``preset``, and the comparisons ``simulated`` and
+            ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
+            numbers), and the comparisons ``simulated`` and
             ``plain`` of both interpreters on the public inputs where there are any.
         fields: What the result holds so far.
 
@@ -151,8 +152,8 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"a data race was found {where}: a block is read or written while a copy of it may be "
-            "in flight; wait for the copy, or make the grid axis 'arbitrary'",
+            f"a data race was found {where}: {_first_line(race['reason'])}; wait for the copy "
+            "before that, with the semaphore that it was started with",
             details=race["reason"],
             **fields,
         )
@@ -160,7 +161,7 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"the kernel reads outside of an array {where}: {last_line(race['reason'])}",
+            f"the kernel reaches outside of an array {where}: {last_line(race['reason'])}",
             details=race["reason"],
             **fields,
         )
@@ -169,7 +170,9 @@ def judge_numbers(
             Status.INCORRECT,
             "numerics",
             f"with uninitialised memory set to NaN the result is wrong {where}: "
-            f"{simulated.summary}. Initialise scratch and output blocks before reading them",
+            f"{_first_line(race.get('hint', '')) or simulated.summary}. Initialise scratch and "
+            "output blocks before reading them",
+            details=simulated.summary,
             **fields,
         )
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
@@ -272,6 +275,10 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
         "speedup": speedup,
         "message": message,
     }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def last_line(text: object) -> str:
