@@ -55,7 +55,8 @@ class Evaluator:
             do that; such a verdict is worth nothing.
         verify: ``"presets"`` checks the numbers at the check presets, ``"full"`` also those of a
             correct kernel at the published size: seconds to many minutes, up to 12 GiB.
-        trace_seconds: Wall time for running and tracing the text and for the simulated run.
+        trace_seconds: Time for running and tracing the text and for the simulated run, without
+            that spent waiting for a busy processor.
     """
 
     target: str = "v6e"
