@@ -69,7 +69,7 @@ class _Listener:
         self.found = Found()
         self.names: dict[int, str] = {}
         self.copies: dict[int, tuple[int, ...]] = {}  # copy -> the step that started it
-        self.accesses: dict[Any, list[_Access]] = {}
+        self.accesses: dict[Any, tuple[list[_Access], list[_Access]]] = {}  # reads, writes
         self.unwritten: dict[int, np.ndarray] = {}
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.blocks: dict[str, int] = {}  # name of an argument -> its buffer in VMEM
@@ -93,11 +93,11 @@ class _Listener:
         step = self.copies[thread[0]] if copy else self.step
         new = _Access(kind, range_, clock, copy, step, _line(source))
         with self.lock:
-            known = self.accesses.setdefault(key, [])
-            earlier = list(known)
-            known.append(new)
+            reads, writes = self.accesses.setdefault(key, ([], []))
+            earlier = list(writes) if kind == "read" else [*writes, *reads]
+            (reads if kind == "read" else writes).append(new)
         for old in earlier:
-            if old.kind == kind == "read" or _ordered(old.clock, clock):
+            if _ordered(old.clock, clock):
                 continue
             if race_detection_state._ranges_overlap(range_, old.range):
                 text = f"{self.name(key[1])}{_rows(range_)} is {new} while it may still be {old}"
