@@ -113,6 +113,24 @@ def revisited_output():
     )
 
 
+def two_calls():
+    """The second call's scratch has the number of the first one's, and nothing else of it."""
+
+    def kernel(x_ref, o_ref, acc_ref):
+        acc_ref[...] = x_ref[...]
+        o_ref[...] = acc_ref[...]
+
+    once = pl.pallas_call(
+        kernel,
+        LIKE_X,
+        grid=(4,),
+        in_specs=[BLOCK],
+        out_specs=BLOCK,
+        scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)],
+    )
+    return lambda x: once(once(x))
+
+
 def simulated(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     closed = jax.make_jaxpr(call)(jnp.asarray(X))
@@ -127,6 +145,12 @@ def test_a_copy_that_is_waited_for_is_no_race(tmp_path, monkeypatch):
     found, result = simulated(call, tmp_path, monkeypatch)
     assert found == {"outcome": "clean", "reason": ""}
     np.testing.assert_array_equal(result, 2 * X)
+
+
+def test_one_call_does_not_race_with_another(tmp_path, monkeypatch):
+    found, result = simulated(two_calls(), tmp_path, monkeypatch)
+    assert found == {"outcome": "clean", "reason": ""}
+    np.testing.assert_array_equal(result, X)
 
 
 def test_a_race_names_scratch_and_both_steps(tmp_path, monkeypatch):

@@ -75,12 +75,18 @@ class _Listener:
         self.blocks: dict[str, int] = {}  # name of an argument -> its buffer in VMEM
         self.outputs: list[str] = []
         self.step: tuple[int, ...] = ()
+        self.started = 0  # copies, in all calls
         self.lock = threading.Lock()
 
     def record_step(self, token, point, core):
         """The interpreter's own report of a grid step."""
         self.step = tuple(int(i) for i in point)
         return token
+
+    def forget(self) -> None:
+        """Every Pallas call has a memory of its own, whose buffers are numbered anew."""
+        for known in (self.names, self.copies, self.accesses, self.unwritten, self.blocks):
+            known.clear()
 
     def name(self, key) -> str:
         return self.names.get(key, "a scratch buffer")
@@ -305,7 +311,8 @@ def _listening(listener: _Listener) -> Iterator[None]:
 
     def start_copy(number, *args, **kwargs):
         # By turns, not at random, as jax does it: a verdict must not change from run to run.
-        kwargs["virtual_device_id"] = 1 + len(listener.copies) % (CLOCKS - 1)
+        kwargs["virtual_device_id"] = 1 + listener.started % (CLOCKS - 1)
+        listener.started += 1
         listener.copies[number] = listener.step
         return copy(number, *args, **kwargs)
 
@@ -317,6 +324,10 @@ def _listening(listener: _Listener) -> Iterator[None]:
             return token
 
     class Races(race_detection_state.RaceDetectionState):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            listener.forget()
+
         def check_read(self, *args, source_info=None):
             *thread, clock, key, range_ = args
             self._note("read", thread, clock, key, range_, source_info)
@@ -392,7 +403,7 @@ def simulate(build: Callable, inputs) -> tuple[np.ndarray | None, dict[str, str]
             return None, {"outcome": "out_of_bounds", "reason": listener.explain(text)}
         return None, {"outcome": "failed", "reason": text, "error": error}
     races = listener.found.races
-    if not races and 0 < len(listener.copies) <= MAX_COPIES:
+    if not races and 0 < listener.started <= MAX_COPIES:
         # Done when waited for, a copy that nobody waits for is never done, and races with nothing.
         races = _run(build, inputs, "eager")[1].found.races
     hint = listener.found.revisited or listener.found.unwritten
