@@ -25,7 +25,7 @@ _SIGXCPU = 24
 
 
 def start(
-    workload: Workload, source: str, device_kind: str, limits: Limits, checked: Collection[str]
+    workload: Workload, source: str, device_kind: str, limits: Limits, checked: Collection[str] = ()
 ) -> Job:
     """Starts a trace child for a kernel text.
 
@@ -37,7 +37,8 @@ def start(
         source: The text.
         device_kind: The chip, by jax's name.
         limits: What the child may use.
-        checked: Presets at which it exports the interpret-mode program, too.
+        checked: Presets at which it exports the interpret-mode program, too; by default the
+            check presets.
 
     Raises:
         SandboxError: If no process can be started.
@@ -51,7 +52,10 @@ def start(
     job = {
         "source": source,
         "arguments": list(workload.arguments),
-        "presets": [_describe(workload, name, name in checked) for name in workload.presets],
+        "presets": [
+            _describe(workload, name, name in (checked or workload.check_presets))
+            for name in workload.presets
+        ],
         "device_kind": device_kind,
         "simulate": simulate,
         "max_steps": MAX_SIMULATED_STEPS,
@@ -105,9 +109,9 @@ class Trace:
         specialised: What it said about presets at which the text does not trace, by preset.
     """
 
-    def __init__(self, workload: Workload, source: str, job: Job, checked: Collection[str]):
+    def __init__(self, workload: Workload, source: str, job: Job, checked: Collection[str] = ()):
         """Listens to a child that was started with `start`."""
-        self._checked = checked
+        self._checked = checked or workload.check_presets
         self.job = job
         self.specialised: dict[str, str] = {}
         self._workload, self._source = workload, source
