@@ -170,12 +170,20 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
 @click.argument("kernel", type=click.Path(path_type=Path))
 @click.option("--seed", type=_SEED, help="Seed of the secret inputs; by default from the system.")
 @click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@click.option(
+    "--verify",
+    type=click.Choice(["presets", "full"]),
+    default="presets",
+    show_default=True,
+    help="full: compare the numbers at the published size, too (minutes, up to 12 GiB).",
+)
 @_as_json
 def evaluate_kernel(
     workload: workloads.Workload,
     kernel: Path,
     seed: int | None,
     allow_library_kernels: bool,
+    verify: str,
     as_json: bool,
 ) -> None:
     """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD.
@@ -186,8 +194,14 @@ def evaluate_kernel(
     from jaxbench_env import api
 
     source = _read(kernel)
-    _announce(workload)
-    result = api.evaluate(workload, source, seed=seed, allow_library_kernels=allow_library_kernels)
+    _announce(workload, verify)
+    result = api.evaluate(
+        workload,
+        source,
+        seed=seed,
+        allow_library_kernels=allow_library_kernels,
+        verify=verify,
+    )
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -195,18 +209,27 @@ def evaluate_kernel(
     sys.exit(_exit_code(result))
 
 
-def _announce(workload: workloads.Workload) -> None:
+def _announce(workload: workloads.Workload, verify: str) -> None:
     """Says on standard error how long checking the numbers will take, if it is long."""
-    from jaxbench_env.evaluator.estimate import numerics_seconds
+    from jaxbench_env.evaluator.estimate import full_seconds, full_share, numerics_seconds
+
+    if verify == "full":
+        share = full_share(workload)
+        part = "" if share == 1 else f", of {share:.0%} of the output"
+        text = _duration(full_seconds(workload))
+        click.echo(f"Checking the numbers at the published size{part} takes {text}.", err=True)
 
     seconds = numerics_seconds(workload)
     if seconds < LONG_SECONDS:
         return
-    text = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     hint = "."
     if "v6e" in workload.check_presets:
         hint = " at the full size; declare PRESETS in the workload's file to check smaller ones."
-    click.echo(f"Checking the numbers takes about {text}{hint}", err=True)
+    click.echo(f"Checking the numbers takes {_duration(seconds)}{hint}", err=True)
+
+
+def _duration(seconds: float) -> str:
+    return "about " + (f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
 
 
 def _read(path: Path) -> str:

@@ -19,8 +19,8 @@ from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator import fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
-from jaxbench_env.evaluator.estimate import numerics_limit
-from jaxbench_env.evaluator.judge.pool import Refused, pool
+from jaxbench_env.evaluator.estimate import full_limit, full_share, numerics_limit
+from jaxbench_env.evaluator.judge.pool import Refused, Watch, pool
 from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.result import (
     EvalResult,
@@ -38,6 +38,11 @@ from workloads import Workload, chip
 # Raised whenever the same text could get another verdict or time: part of every cache key.
 PROTOCOL = 1
 
+VERIFY = ("presets", "full")
+
+
+_FULL = threading.Lock()  # each may take 12 GiB: one at a time
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -48,16 +53,22 @@ class Evaluator:
         allow_library_kernels: Whether a text may import finished kernels (the expert baseline).
         without: Fences (`fences.FENCES`) that are switched off. Only tests of the other fences
             do that; such a verdict is worth nothing.
-        trace_seconds: Wall time for running and tracing the text and for the simulated run.
+        verify: ``"presets"`` checks the numbers at the check presets, ``"full"`` also those of a
+            correct kernel at the published size: seconds to many minutes, up to 12 GiB.
+        trace_seconds: Time for running and tracing the text and for the simulated run, without
+            that spent waiting for a busy processor.
     """
 
     target: str = "v6e"
     allow_library_kernels: bool = False
     without: frozenset[str] = frozenset()
+    verify: str = "presets"
     trace_seconds: float = 60
 
     def __post_init__(self) -> None:
-        """Checks the names of the fences."""
+        """Checks the names."""
+        if self.verify not in VERIFY:
+            raise ValueError(f"unknown verify {self.verify!r}; it is {' or '.join(VERIFY)}")
         object.__setattr__(self, "without", fences.without(self.without))
 
     def baseline(self, workload: Workload) -> Baseline:
@@ -69,13 +80,22 @@ class Evaluator:
         versions = building.installed_versions()
         return baseline(workload, self.target, versions, PROTOCOL)
 
-    def evaluate(self, workload: Workload, source: str, *, seed: int | None = None) -> EvalResult:
+    def evaluate(
+        self,
+        workload: Workload,
+        source: str,
+        *,
+        seed: int | None = None,
+        watch: Watch | None = None,
+    ) -> EvalResult:
         """Evaluates one kernel text. Never raises for anything that the text does.
 
         Args:
             workload: What the text claims to compute.
             source: The text; defines ``workload(*inputs)``.
             seed: Seed of the secret inputs; from the system by default.
+            watch: Hears of the progress at the published size: what is being done, steps done,
+                steps in all.
 
         Raises:
             ValueError: For a workload that is neither registered nor from a file, an unknown
@@ -89,6 +109,8 @@ class Evaluator:
         run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
         try:
             fields = self._evaluate(run)
+            if self.verify == "full":
+                fields = _verify_full(run, fields, watch)
         except Failure as failure:
             fields = failure.fields
         except Exception as error:
@@ -158,15 +180,16 @@ class Evaluator:
     def _evaluate(self, run: _Run) -> dict[str, Any]:
         limits = self._audit(run)
         kind = building.DEVICE_KINDS[self.target]
+        checked = {*run.workload.check_presets, *(["v6e"] if self.verify == "full" else [])}
         # Left from the inside out: jobs are cancelled, threads end, and only then the connection
         # to the trace child is closed, which one of them may be reading.
         with (
-            tracing.start(run.workload, run.source, kind, limits) as job,
+            tracing.start(run.workload, run.source, kind, limits, checked) as job,
             ThreadPoolExecutor(5) as threads,
             _Jobs() as jobs,
         ):
             based = threads.submit(self.baseline, run.workload)
-            trace = tracing.Trace(run.workload, run.source, jobs.add(job))
+            trace = tracing.Trace(run.workload, run.source, jobs.add(job), checked)
             built = self._trace(run, trace, threads, jobs)
             checked = threads.submit(_check, run)
             simulated = threads.submit(_simulate, run, trace)
@@ -336,6 +359,25 @@ def _examine(run: _Run) -> tuple[dict[str, Any], Refused | None]:
         except Refused as refused:
             return {}, refused
     return answer["findings"], None
+
+
+def _verify_full(run: _Run, fields: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
+    """Compares a kernel that is right at the check presets at the published size."""
+    request = {
+        "do": "full",
+        **named(run.workload),
+        "preset": "v6e",
+        "seed": run.seed,
+        "share": full_share(run.workload),
+    }
+    with run.timed("full"), _FULL:
+        try:
+            blobs = [run.artefacts["v6e"]]
+            found, _ = pool().ask("full", request, blobs, full_limit(run.workload), watch)
+        except Refused as refused:
+            return verdict.judge_full(None, 0.0, refused, fields, run.shown)
+    check = NumericCheck(**found["check"])
+    return verdict.judge_full(check, found["share"], None, fields, run.shown)
 
 
 def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, Times
+
+if TYPE_CHECKING:
+    from jaxbench_env.evaluator.judge.pool import Refused
 
 MIN_PALLAS_SHARE = 0.5
 # Bytes at the edges of tiles, and what the compiler keeps on the chip between programs.
@@ -115,7 +118,8 @@ def judge_numbers(
     Args:
         checks: Comparisons of the interpret-mode programs with the reference.
         race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
-            ``skipped``, ``failed``), ``reason``, ``preset``, and the comparisons ``simulated`` and
+            ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
+            numbers), and the comparisons ``simulated`` and
             ``plain`` of both interpreters on the public inputs where there are any.
         fields: What the result holds so far.
 
@@ -145,8 +149,8 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"a data race was found {where}: a block is read or written while a copy of it may be "
-            "in flight; wait for the copy, or make the grid axis 'arbitrary'",
+            f"a data race was found {where}: {_first_line(race['reason'])}; wait for the copy "
+            "before that, with the semaphore that it was started with",
             details=race["reason"],
             **fields,
         )
@@ -154,7 +158,7 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"the kernel reads outside of an array {where}: {last_line(race['reason'])}",
+            f"the kernel reaches outside of an array {where}: {last_line(race['reason'])}",
             details=race["reason"],
             **fields,
         )
@@ -163,7 +167,9 @@ def judge_numbers(
             Status.INCORRECT,
             "numerics",
             f"with uninitialised memory set to NaN the result is wrong {where}: "
-            f"{simulated.summary}. Initialise scratch and output blocks before reading them",
+            f"{_first_line(race.get('hint', '')) or simulated.summary}. Initialise scratch and "
+            "output blocks before reading them",
+            details=simulated.summary,
             **fields,
         )
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
@@ -193,6 +199,54 @@ def require_traffic(least: int, fields: dict[str, Any]) -> None:
         f"{least:,}: it does not write all of it",
         **fields,
     )
+
+
+def judge_full(
+    check: NumericCheck | None,
+    share: float,
+    refused: Refused | None,
+    fields: dict[str, Any],
+    shown: dict[str, str],
+) -> dict[str, Any]:
+    """Decides on the numbers at the published size of a candidate that is right at smaller ones.
+
+    Args:
+        check: The comparison, or None where there is none.
+        share: Share of the output that was compared, 0 to 1.
+        refused: Why there is no comparison.
+        fields: The fields of the result so far.
+        shown: Gets what was shown of the numbers.
+
+    Returns:
+        The fields of the final result.
+
+    Raises:
+        Failure: If the numbers are wrong, or the program may not be used.
+    """
+    known = {k: fields[k] for k in ("times", "memory", "counters", "numerics")}
+    if refused is not None:
+        if refused.status not in (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.CRASHED):
+            raise Failure(refused.status, "numerics", str(refused), **known)
+        shown["numerics"] = f"not at the published size: {refused}"
+        message = f"{fields['message']} Not checked at the published size: {refused}."
+        return {**fields, "message": message}
+    numerics = (*fields["numerics"], check)
+    extent = "all"
+    if share < 1:
+        extent = f"{share:.0%}".replace("%", " %")
+        shown["numerics"] = f"{extent} of the output, blocks chosen by the secret seed"
+    else:
+        shown["numerics"] = "all of the output"
+    if not check.passed:
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            "right at the check presets and wrong at the published size: preset "
+            f"{check.preset}, {check.draw} inputs: {check.summary}",
+            **{**known, "numerics": numerics},
+        )
+    message = f"{fields['message']} Checked at the published size: {extent} of the output."
+    return {**fields, "numerics": numerics, "message": message}
 
 
 def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:
@@ -245,6 +299,10 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
         "speedup": speedup,
         "message": message,
     }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def last_line(text: object) -> str:

@@ -94,6 +94,20 @@ def _check(request, blobs):
     return {"checks": [dataclasses.asdict(c) for c in checks], **found}, []
 
 
+def _full(request, blobs):
+    from jaxbench_env.evaluator.judge import full
+
+    found = full.check(
+        _workload(request),
+        request["preset"],
+        request["seed"],
+        blobs[0] if blobs else None,
+        request["share"],
+        request["tell"],
+    )
+    return dataclasses.asdict(found), []
+
+
 def _simulated(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
@@ -191,6 +205,7 @@ def _price(request, blobs):
 
 _HANDLERS = {
     "check": _check,
+    "full": _full,
     "simulated": _simulated,
     "degenerate": _degenerate,
     "inputs": _inputs,
@@ -209,6 +224,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(int(sys.argv[1]))
+
+    def tell(*progress: Any) -> None:
+        send(connection, {"progress": progress})
+
     os.dup2(2, 1)  # nothing that a library prints may end up on the user's standard output
     while True:
         try:
@@ -216,7 +235,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            answer, out = _HANDLERS[request["do"]](request, blobs)
+            answer, out = _HANDLERS[request["do"]]({**request, "tell": tell}, blobs)
             send(connection, {"ok": True, **answer}, out)
         except MemoryError:
             send(connection, {"ok": False, "status": "out_of_memory", "error": "out of memory"})
