@@ -11,7 +11,7 @@ from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.result import EvalResult
 from jaxbench_env.evaluator.sandbox import sandbox
-from jaxbench_env.progress import progress_bar
+from jaxbench_env.progress import progress_bar, progress_steps
 
 
 def evaluate(
@@ -21,6 +21,8 @@ def evaluate(
     seed: int | None = None,
     target: str = "v6e",
     allow_library_kernels: bool = False,
+    verify: str = "presets",
+    progress: bool | None = None,
 ) -> EvalResult:
     """Evaluates one kernel text.
 
@@ -30,6 +32,9 @@ def evaluate(
         seed: Makes the secret inputs, and so the whole result but its durations, reproducible.
         target: The chip.
         allow_library_kernels: Whether the text may import finished kernels.
+        verify: ``"full"`` compares the numbers of a correct kernel at the published size, too:
+            seconds to many minutes and up to 12 GiB (`evaluator.estimate.full_seconds`).
+        progress: Whether to show the progress of that on standard error; by default on a terminal.
 
     Returns:
         The verdict. Nothing that the text does raises.
@@ -38,12 +43,14 @@ def evaluate(
         UnknownWorkload: For an unknown id.
         WorkloadFileError: If the file does not define a workload.
         TypeError: If the source is not text.
+        ValueError: For an unknown `verify`.
     """
     chosen = _workload(workload)
     if not isinstance(source, str):
         raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
-    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
-    return evaluator.evaluate(chosen, source, seed=seed)
+    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels, verify=verify)
+    with progress_steps("published size", progress if verify == "full" else False) as watch:
+        return evaluator.evaluate(chosen, source, seed=seed, watch=watch)
 
 
 def evaluate_many(
@@ -52,6 +59,7 @@ def evaluate_many(
     seed: int | None = None,
     target: str = "v6e",
     allow_library_kernels: bool = False,
+    verify: str = "presets",
     workers: int | None = None,
     progress: bool | None = None,
 ) -> list[EvalResult]:
@@ -62,6 +70,7 @@ def evaluate_many(
         seed: As in `evaluate`; the same for all of them.
         target: The chip.
         allow_library_kernels: Whether the texts may import finished kernels.
+        verify: As in `evaluate`; numbers at the published size are checked one by one.
         workers: Evaluations at once; by default one per core. However many there are, the
             machine compiles only as many programs at once as its memory allows.
         progress: Whether to show a progress bar on standard error; by default on a terminal.
@@ -77,7 +86,7 @@ def evaluate_many(
     for _, source in jobs:
         if not isinstance(source, str):
             raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
-    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels)
+    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels, verify=verify)
     correct = 0
     with (
         ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads,
