@@ -174,9 +174,23 @@ def feeds(program: Program, folder: Path) -> dict:
     if program.kind == "baseline":
         return {}
     workload = workloads.get(program.workload, variant="published")
+    shapes = json.loads((folder / "meta.json").read_text()).get("shapes", {})
+    preset = workload.presets["v6e"]
+    args = {
+        name: replace(spec, shape=tuple(shapes.get(name, spec.shape)))
+        for name, spec in preset.args.items()
+    }
+    shaped = workload_with(workload, replace(preset, args=args))
     text = (folder / "program.mlir").read_text()
     given = published_inputs(workload)
-    return scalars.for_dump(text, workload, FEED_SEED, folder / "dump", given=given)[0]
+    return scalars.for_dump(text, shaped, FEED_SEED, folder / "dump", given=given)[0]
+
+
+def workload_with(workload: workloads.Workload, preset: workloads.Preset) -> workloads.Workload:
+    """A workload whose published preset is another one: some experts take other layouts."""
+    changed = replace(workload)
+    changed.__dict__["presets"] = {**workload.presets, "v6e": preset}  # a cached property
+    return changed
 
 
 def published_inputs(workload: workloads.Workload) -> dict[str, np.ndarray]:
