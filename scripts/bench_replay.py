@@ -103,9 +103,7 @@ def summary(rows: list[dict]) -> str:
 
 
 @click.command()
-@click.argument(
-    "folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def main(folders: tuple[Path, ...], as_json: bool, markdown: bool) -> None:
@@ -121,7 +119,7 @@ def main(folders: tuple[Path, ...], as_json: bool, markdown: bool) -> None:
     with progress_bar(len(dumps), "replaying") as advance:
         for dump in dumps:
             rows.append(bench(dump))
-            advance(rows[-1]["program"])
+            advance(f" {rows[-1]['program']}")
     if as_json:
         print(json.dumps(rows, indent=2))
     elif markdown:
