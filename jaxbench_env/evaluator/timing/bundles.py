@@ -12,6 +12,7 @@ in the schedule.
 The text is hostile: the author of a kernel chooses names and messages that end up in comments.
 Comments are cut out first, operands are accepted only in the few forms below (everything else is
 `None`, an unknown value), and a listing whose structure does not add up is marked `malformed`.
+Another libtpu may write other forms: what could steer time and is not known here is `unknown`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_OPERANDS = 32
 MAX_PER_BUNDLE = 512
 MAX_INSTRUCTIONS = 1_000_000  # that can steer time, in one listing
 
-_HEADER = re.compile(r"^ {0,8}(?:0x)?([0-9a-f]{1,8}) {1,8}(?:[A-Z]{2})? {0,4}: {0,4}[> ]{0,64}\{")
+_HEADER = re.compile(r"^ {0,8}(?:0x)?([0-9a-f]{1,8}) {1,8}([A-Z]{2})? {0,4}: {0,4}[> ]{0,64}\{")
 _DEST = re.compile(r"%([a-z]{0,3})(\d{1,9})(?:_([a-z]{1,3})(\d{1,3}))? = ")
 _REGISTER = re.compile(r"(!?)%([a-z]{0,3})(\d{1,9})(?:_([a-z]{1,3})(\d{1,3}))?")
 _OPCODE = re.compile(r"[a-zA-Z_][\w.\-]{0,63}(?:<no memory space>)?")
@@ -46,7 +47,8 @@ _GUARD = re.compile(r"\((!?%[a-z0-9_]{1,24})(?:, *([^()]{1,48}))?\),? *")
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}=")
 _REGION = re.compile(r"Start(?:/End empty)? region (\d{1,7})\b")
-_TARGET = re.compile(r"target = \$region(\d{1,7})")
+_TARGET = re.compile(r"target = \$region(\d{1,7}) *")
+_PREAMBLE = re.compile(r"= control target key (?:start|end)|[A-Z]{2}: [a-z ]{1,40}|\s*")
 _CALLEE = re.compile(r"\s*%?([^\s%*/]{1,512})(?: =|\s*$)")
 _ENTRY = re.compile(r"entry bundle: %?(\S{1,512}) =")
 _WINDOW = re.compile(r"(base_bounds|window_bounds|element_size_in_bytes): *\(?([\d, ]{1,200})\)?")
@@ -61,6 +63,20 @@ _INTEGER = re.compile(r"-?\d{1,10}|0x[0-9a-f]{1,8}")
 _KEPT_VECTOR = ("vsync", "vwait", "vdelay", "vpop.sfrf", "vpop.srf")
 _PLAIN_COMMENT = re.compile(r"/\*[^*/]*\*/")
 _VECTOR_SLOT = re.compile(r";; *(?:%[a-z]{0,3}\d{1,9}(?:_[a-z]{1,3}\d{1,3})? = )?(v[^\s;]*)")
+#: Instructions that define no scalar; all others of that kind are unknown.
+_EFFECTS = frozenset(
+    """compiler-scheduling-barrier dma.done.wait dma.general dma.hbm_to_hbm dma.hbm_to_smem
+    dma.hbm_to_vmem dma.smem_to_hbm dma.smem_to_smem dma.smem_to_vmem dma.smem_to_host_iova
+    dma.vmem_to_hbm dma.vmem_to_smem dma.vmem_to_vmem inlined_call sbr.rel sdivrem.s32 sdivrem.u32
+    set.rngseed sfence shalt shalt.err sst strace vdelay vsyncadd vsyncadd.remote vsyncmov vsyncpa
+    vsyncset vsyncset.remote vwait.ge vwait.ge.trace vwait.ne.trace""".split()
+)
+_DMA_OPERANDS = frozenset(
+    """size_in_granules dst_syncflagno dst_syncflagno_1 hbm vmem smem src_stride dst_stride
+    steps_per_stride src dst src_syncflagno stridedescaddr overrides src_address host_iova_low
+    host_iova_high""".split()
+)
+_DIVISIONS = {"kRem", "kDiv"}
 _NO_SLOTS = (0,) * len(SLOT_CLASSES)
 
 
@@ -77,7 +93,7 @@ def parse(text: str) -> Listing:
     if "\x01" in text:
         text = text.replace("\x01", " ")
         listing.malformed.add("control characters")
-    for address, chunk, plain in _chunks(text, listing.malformed):
+    for address, chunk, plain in _chunks(text, listing):
         listing.length = address + 1
         slots: Sequence[int] | None = _vector_slots(chunk, plain, classes, known)
         if slots is None:
@@ -134,11 +150,12 @@ def _vector_class(op: str, classes: dict[str, int | None]) -> int | None:
     return classes[op]
 
 
-def _chunks(text: str, malformed: set[str]) -> Iterator[tuple[int, str, str]]:
+def _chunks(text: str, listing: Listing) -> Iterator[tuple[int, str, str]]:
     """Splits a listing into bundles: (address, text, text without comments where that is simple).
 
     The text of a bundle includes its comments, which may go on over many lines.
     """
+    malformed = listing.malformed
     expected = depth = 0
     pending: list[str] = []
     plain = ""
@@ -152,8 +169,12 @@ def _chunks(text: str, malformed: set[str]) -> Iterator[tuple[int, str, str]]:
                 if pending:
                     yield expected - 1, "\n".join(pending), plain
                 pending = []
+                if match.group(2):
+                    listing.labels[expected] = match.group(2)
                 expected += 1
                 line = line[match.end() - 1 :]
+        elif not depth and line and (expected or not _PREAMBLE.fullmatch(line)):
+            listing.unknown.add("a line that is no bundle")
         if expected and (match or depth or line):
             pending.append(line)
             plain = ""
@@ -214,6 +235,8 @@ def _bundle(
         listing.malformed.add("stray braces or comment marks")
         close_brace = len(plain) if close_brace < 0 else close_brace
     body, tail = plain[open_brace + 1 : close_brace], plain[close_brace + 1 :]
+    if _NOTE_MARK.sub("", tail).strip():
+        listing.unknown.add("text after a bundle")
     for mark in _NOTE_MARK.finditer(tail):
         _bundle_note(notes[int(mark.group(1))], address, listing)
     if "shalt.err" in body and not _HALT.fullmatch(body):
@@ -231,7 +254,7 @@ def _bundle(
             if index is not None:
                 slots[index] += 1
                 continue
-        instruction = _instruction(slot, dest, notes)
+        instruction = _instruction(slot, dest, notes, listing.unknown)
         if instruction is None:
             listing.malformed.add("unreadable instruction")
             continue
@@ -263,26 +286,32 @@ def _bundle_note(note: str, address: int, listing: Listing) -> None:
         listing.name = match.group(1)
 
 
-def _instruction(slot: str, dest: re.Match | None, notes: list[str]) -> Instruction | None:
+def _instruction(
+    slot: str, dest: re.Match | None, notes: list[str], unknown: set[str]
+) -> Instruction | None:
     opcode = _OPCODE.match(slot, dest.end() if dest else 0)
     if opcode is None:
         return None
     op = opcode.group(0)
     result = Instruction(op, _register(slot[: dest.end() - 3]) if dest else None)
+    if op not in _EFFECTS and (result.dest is None or result.dest.kind not in ("s", "p")):
+        unknown.add(f"the instruction {op[:64]}")
     rest = slot[opcode.end() :].strip()
     if "\x01" in rest:
         marks = [notes[int(mark.group(1))] for mark in _NOTE_MARK.finditer(rest)]
         rest = _NOTE_MARK.sub("", rest).strip()
-        _apply_notes(result, marks)
+        _apply_notes(result, marks, unknown)
     thread = _THREAD.match(rest)
     if thread:
         rest = rest[thread.end() :]
     if op in ("sld", "sst"):
-        _scalar_memory(result, rest)
+        _scalar_memory(result, rest, unknown)
         return result
-    rest = _take_guard(result, rest)
+    rest = _take_guard(result, rest, unknown)
     if op.startswith("sbr"):
         target = _TARGET.search(rest)
+        if target is None or target.group() != rest:
+            unknown.add("the target of a branch")
         result.target = int(target.group(1)) if target else None
         return result
     if op.startswith("inlined_call_operand"):
@@ -296,13 +325,17 @@ def _instruction(slot: str, dest: re.Match | None, notes: list[str]) -> Instruct
             args.append(_operand(value))
             # a repeated name would let the second operand replace the first
             result.named.setdefault(name, args[-1])
+            if op.startswith("dma.") and name not in _DMA_OPERANDS:
+                unknown.add(f"the operand {name} of {op[:64]}")
         else:
             args.append(_operand(text))
     result.args = tuple(args)
+    if op == "vdelay" and not (args and type(args[0]) is int):
+        unknown.add("the operand of vdelay")
     return result
 
 
-def _apply_notes(result: Instruction, notes: list[str]) -> None:
+def _apply_notes(result: Instruction, notes: list[str], unknown: set[str]) -> None:
     if result.op == "inlined_call":
         callee = _CALLEE.match(notes[0]) if notes else None
         result.callee = callee.group(1) if callee else ""
@@ -314,7 +347,10 @@ def _apply_notes(result: Instruction, notes: list[str]) -> None:
             elif "_bounds" in note:
                 result.window_bytes, result.run_bytes = _window(note)
     elif result.op.startswith("sdivrem"):
-        if any(note.strip() == "kRem" for note in notes):
+        kinds = {note.strip() for note in notes}
+        if not kinds <= _DIVISIONS:
+            unknown.add("the kind of a division")
+        if "kRem" in kinds:
             result.flags = frozenset({"remainder"})
     elif any(note.strip() == "sparse-core-wait" for note in notes):
         result.flags = frozenset({"sparse-core-wait"})
@@ -338,24 +374,28 @@ def _window(note: str) -> tuple[int, int]:
     return size, run
 
 
-def _take_guard(result: Instruction, rest: str) -> str:
+def _take_guard(result: Instruction, rest: str, unknown: set[str]) -> str:
+    if not rest.startswith("("):
+        return rest
     guard = _GUARD.match(rest)
+    result.guard = _register(guard.group(1)) if guard else None
+    if guard is None or result.guard is None or result.guard.kind != "p":
+        unknown.add(f"the condition of {result.op}")
     if guard is None:
         return rest
-    result.guard = _register(guard.group(1))
     if guard.group(2):
         result.old = _operand(guard.group(2))
     return rest[guard.end() :]
 
 
-def _scalar_memory(result: Instruction, rest: str) -> None:
+def _scalar_memory(result: Instruction, rest: str, unknown: set[str]) -> None:
     """Parses `[smem:[address]] (guard, old), value`."""
     end = rest.find("]]")
     if not rest.startswith("[smem:[") or end < 0:
         result.args = (None, None)
         return
     address = _address(rest[7:end])
-    rest = _take_guard(result, rest[end + 2 :].strip())
+    rest = _take_guard(result, rest[end + 2 :].strip(), unknown)
     if result.op == "sld":
         result.args = (address,)
     else:

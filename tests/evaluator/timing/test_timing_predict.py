@@ -16,6 +16,7 @@ K = Constants.load()
 
 #: Milliseconds of the real samples. Those of `matmul` agree with an independent replay.
 EXPECTED = {
+    "jax_0_9_2/rms_norm": 1.241402,
     "jax_0_10_2/matmul": 0.042876,
     "jax_0_12_0/matmul": 0.042838,
     "jax_0_10_2/fori": 1.894844,
