@@ -424,6 +424,7 @@ def test_a_copy_of_a_part_of_an_operand_is_not_fed(kernel_dump):
         "%7 = dma.hbm_to_smem /*hbm=*/%s80_s8, /*size_in_granules=*/1, /*smem=*/%s52_s5, "
         "/*dst_syncflagno=*/[#allocation4]",
         WAIT.format(1),
+        TAKE.format(1),
         "%s53_s5 = sld [smem:[#allocation9 + $0x1]]",
         *loop("%s53_s5"),
     ]
