@@ -243,7 +243,8 @@ def run(bundles, callee):
             for number, blocks in tally.blocks.items()
         },
         "calls": tally.calls,
-        "totals": (tally.steps, tally.hbm_bytes, tally.dmas, tally.wait),
+        "totals": (tally.steps, tally.hbm_read, tally.hbm_written, tally.dmas, tally.wait),
+        "waits": tally.waits,
         "reasons": engine.reasons,
         "uncertain": engine.uncertain,
         "steps": engine.steps,
