@@ -24,6 +24,7 @@ TOP_LEVEL = "TLP"
 #: Programs that talk to the host around a run; they are not part of its device time.
 HOST_PROGRAMS = ("<late-initialization>", "<late-finalization>")
 MAX_FILES = 20_000
+MAX_FORMS = 5  # unknown forms of one program that are told
 #: Share of the time that may rest on estimates before the whole is uncertain.
 ESTIMATE_TOLERANCE = 0.1
 
@@ -101,6 +102,7 @@ def predict(
     random_data: bool = True,
     least: bool = False,
     recorder: Recorder | None = None,
+    compiler: str = "a libtpu of unknown version",
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -120,6 +122,8 @@ def predict(
             once, what may not happen does not, estimated work overlaps with all other), and it is
             a bound from below.
         recorder: Is told what happens when, for a timeline.
+        compiler: What wrote the dump, for instance "libtpu 0.0.42.1"; the dump does not say. Named
+            in reasons and errors that may come from a version this replay was not written for.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -130,11 +134,13 @@ def predict(
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
         arguments = constants, feeds or {}, max_steps, replay, least
         engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
-        return _predict(engine, listings, top_level, module, doubts, random_data)
+        return _predict(engine, listings, top_level, module, doubts, random_data, compiler)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
-        raise TimingError(f"the replay failed: {type(error).__name__}: {error}"[:500]) from error
+        raise TimingError(
+            f"the replay of a dump of {compiler} failed: {type(error).__name__}: {error}"[:500]
+        ) from error
 
 
 def _predict(
@@ -144,6 +150,7 @@ def _predict(
     module: hlo.Module,
     doubts: list[str],
     random_data: bool,
+    compiler: str,
 ) -> Prediction:
     constants = engine.constants
     recorder = engine.recorder if isinstance(engine, Recording) else None
@@ -168,11 +175,12 @@ def _predict(
         recorder.top, recorder.end = top, end
     replayed = [top, *(one for one in programs.values() if one.number in engine.tally.blocks)]
     for program in replayed:
-        for defect in sorted(program.listing.malformed):
-            engine.note(
-                f"the listing of {program.name} is not as libtpu writes it: {defect}",
-                uncertain=True,
-            )
+        _distrust(engine, program, compiler)
+    if not engine.uncertain and any(flag.value for flag in engine.flags.values()):
+        engine.note(
+            f"synchronisation flags are left raised at the end (compiled by {compiler})",
+            uncertain=True,
+        )
     elsewhere = _sparse_core_ticks(engine, module)
     end = max(end, elsewhere) if engine.least else end + elsewhere
     cycles = end / TICKS
@@ -201,6 +209,22 @@ def _predict(
         programs=rows,
         loop=used.loop,
     )
+
+
+def _distrust(engine: Engine, program: Program, compiler: str) -> None:
+    """Says what in a listing that was replayed is odd or new."""
+    listing = program.listing
+    for defect in sorted(listing.malformed):
+        engine.note(
+            f"the listing of {program.name} is not as libtpu writes it: {defect} "
+            f"(compiled by {compiler})",
+            uncertain=True,
+        )
+    for form in sorted(listing.unknown)[:MAX_FORMS]:
+        engine.note(
+            f"{form} in {program.name} is not known to this replay (compiled by {compiler})",
+            uncertain=True,
+        )
 
 
 def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> set[str]:
