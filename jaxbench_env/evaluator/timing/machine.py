@@ -127,6 +127,7 @@ class Engine:
         self.tally = Tally()
         self.reasons: dict[str, int] = {}
         self.uncertain = False
+        self.waits_elsewhere = False
         self.expanded = 0
         self.rehearsals = 0
         self.arguments: dict[int, object] = {}
@@ -186,7 +187,7 @@ class Engine:
 
     def sparse_core_wait(self) -> None:
         """A wait for the SparseCore; its work is estimated as a whole from the HLO."""
-        self.note("waits for the SparseCore, which has no schedule to replay", uncertain=True)
+        self.waits_elsewhere = True
 
     # ---- scalar memory
 

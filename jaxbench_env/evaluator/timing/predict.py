@@ -27,6 +27,10 @@ MAX_FILES = 20_000
 MAX_FORMS = 5  # unknown forms of one program that are told
 #: Share of the time that may rest on estimates before the whole is uncertain.
 ESTIMATE_TOLERANCE = 0.1
+WORD_BYTES = 4
+#: Bytes of the smallest HBM transaction of a SparseCore, and latencies that one call of it takes at
+#: most (start, a few dependent accesses, end): both are bounds, not measurements.
+SPARSE_CORE_GRANULE, SPARSE_CORE_CALL = 64, 10
 
 _LISTING = re.compile(r"(\d{1,30})-(.{1,1000})-\d{1,4}-final_bundles\.txt")
 _HLO = re.compile(r"(\d{1,30})-TLP-hlo\.txt")
@@ -181,7 +185,7 @@ def _predict(
             f"synchronisation flags are left raised at the end (compiled by {compiler})",
             uncertain=True,
         )
-    elsewhere = _sparse_core_ticks(engine, module)
+    elsewhere = _sparse_core_ticks(engine, module, end)
     end = max(end, elsewhere) if engine.least else end + elsewhere
     cycles = end / TICKS
     share = sum(
@@ -262,15 +266,34 @@ def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> s
     return estimated
 
 
-def _sparse_core_ticks(engine: Engine, module: hlo.Module) -> int:
-    size = module.sparse_core_bytes()
+def _sparse_core_ticks(engine: Engine, module: hlo.Module, end: int) -> int:
+    """Ticks charged for what the SparseCore does, which has no schedule to replay.
+
+    A little of it (lists of groups, offsets) is charged as if every word took a transaction of its
+    own, which no such work exceeds; more of it is estimated from its bytes and uncertain.
+
+    Args:
+        engine: The engine after the replay.
+        module: The HLO module.
+        end: Ticks of everything else.
+    """
+    size, constants = module.sparse_core_bytes(), engine.constants
     if not size:
+        if engine.waits_elsewhere:
+            engine.note("waits for the SparseCore, of which the HLO says nothing", uncertain=True)
         return 0
-    constants = engine.constants
     if engine.least:
         engine.note(f"{size} bytes of SparseCore work at all of HBM's bandwidth", uncertain=True)
         return round(size / constants.hbm_bytes_per_cycle * TICKS)
     speed = constants.hbm_bytes_per_cycle * constants.sparse_core_bandwidth_share
+    calls, whole = module.sparse_core_calls()
+    words = whole / WORD_BYTES * SPARSE_CORE_GRANULE / speed
+    most = round((words + calls * SPARSE_CORE_CALL * constants.dma_latency) * TICKS)
+    if most <= ESTIMATE_TOLERANCE * end:
+        engine.note(
+            f"{calls} small calls of the SparseCore are charged as a bound", uncertain=False
+        )
+        return most
     engine.note(
         f"SparseCore work is estimated from {size} bytes and added without overlap", uncertain=True
     )
