@@ -288,8 +288,10 @@ def scores(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def score_rows(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[str, float]:
-    """Scores of one predictor over the rows that can be compared."""
-    pairs = [(value(r), r.published_ms) for r in rows if r.comparable and value(r)]
+    """Scores of one predictor over the rows that can be compared and are no bounds."""
+    pairs = [
+        (value(r), r.published_ms) for r in rows if r.comparable and value(r) and not r.uncertain
+    ]
     return scores(pairs)
 
 
@@ -402,6 +404,8 @@ def page(rows: Sequence[Row], fitted: dict | None) -> str:
         _line("roofline, baselines", score_rows(baselines, lambda r: r.roofline_ms)),
         "",
         "Errors are |log(predicted / published)|. The roofline takes all flops of the reference.",
+        f"Left out are {sum(r.uncertain and r.comparable for r in measured)} programs whose replay "
+        "is a bound (`uncertain` below), and published times of other programs.",
     ]
     if fitted:
         bandwidth, latency, slowdown = fitted["best"]
