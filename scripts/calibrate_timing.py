@@ -24,6 +24,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -103,6 +104,7 @@ class Row:
     xla_ms: float | None
     roofline_ms: float
     compile_seconds: float
+    replay_seconds: float
     remark: str
 
 
@@ -245,7 +247,10 @@ def xla_estimate(folder: Path) -> float | None:
 def row(program: Program, folder: Path) -> Row:
     """The line of the table for one compiled program."""
     meta = json.loads((folder / "meta.json").read_text())
+    feeds(program, folder)  # kept: not part of the replay
+    started = time.process_time()
     prediction = price(program, folder)
+    replayed = time.process_time() - started
     failed = isinstance(prediction, TimingError)
     return Row(
         workload=program.workload,
@@ -258,6 +263,7 @@ def row(program: Program, folder: Path) -> Row:
         xla_ms=xla_estimate(folder),
         roofline_ms=round(roofline(program.workload), 4),
         compile_seconds=round(meta["compile_seconds"], 1),
+        replay_seconds=round(replayed, 2),
         remark=str(prediction) if failed else "; ".join(prediction.reasons[:3]),
     )
 
@@ -353,7 +359,7 @@ def write_csv(rows: Sequence[Row]) -> None:
     """Writes `docs/timing.csv`."""
     columns = [
         "workload", "program", "compiler", "predicted_ms", "published_ms", "uncertain",
-        "comparable", "xla_ms", "roofline_ms", "compile_seconds", "remark",
+        "comparable", "xla_ms", "roofline_ms", "compile_seconds", "replay_seconds", "remark",
     ]  # fmt: skip
     with CSV.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -406,6 +412,8 @@ def page(rows: Sequence[Row], fitted: dict | None) -> str:
         "Errors are |log(predicted / published)|. The roofline takes all flops of the reference.",
         f"Left out are {sum(r.uncertain and r.comparable for r in measured)} programs whose replay "
         "is a bound (`uncertain` below), and published times of other programs.",
+        "",
+        _replays(measured),
     ]
     if fitted:
         bandwidth, latency, slowdown = fitted["best"]
@@ -428,6 +436,15 @@ def page(rows: Sequence[Row], fitted: dict | None) -> str:
         lines += ["", f"## All programs, {compiler}{about}", ""]
         lines += _table([r for r in rows if r.compiler == compiler])
     return "\n".join(lines) + "\n"
+
+
+def _replays(rows: Sequence[Row]) -> str:
+    slow = [f"{r.workload} {r.program} {r.replay_seconds} s" for r in rows if r.replay_seconds > 2]
+    share = float(np.median([r.replay_seconds / r.compile_seconds for r in rows]))
+    return (
+        f"A replay takes {np.median([r.replay_seconds for r in rows]):.2f} CPU seconds in the "
+        f"median, {share:.1%} of the compile; over 2 s: {', '.join(slow) or 'none'}."
+    )
 
 
 def _experts(rows: Sequence[Row]) -> list[str]:
