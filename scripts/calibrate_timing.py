@@ -9,7 +9,8 @@ Compiled programs are kept, so that an interrupted run resumes and a changed mod
 a minute. The first run takes about half an hour on two cores.
 
 `--also-installed` adds the installed compiler's programs, as information: nobody measured those.
-`--fit` scans the fitted constants and leaves one workload out at a time; it takes some minutes.
+`--fit` scans the fitted constants and leaves one workload out at a time; it takes some minutes, and
+its result is kept in `docs/timing_fit.json`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from workloads.data import published
 
 ROOT = Path(__file__).parents[1]
 EXPERTS = ROOT / "scripts" / "published_experts"
-CSV, PAGE, NOTES = (ROOT / "docs" / name for name in ("timing.csv", "timing.md", "timing_notes.md"))
+DOCS = ROOT / "docs"
+CSV, PAGE, NOTES = (DOCS / name for name in ("timing.csv", "timing.md", "timing_notes.md"))
+FIT = DOCS / "timing_fit.json"  # the last scan, for pages that are written without a new one
 MEASURED_WITH = ("jax[tpu]==0.9.2", "absl-py")
 COMPILE_SECONDS = 1800
 MAX_TEXT_BYTES = 1 << 30
@@ -508,7 +511,10 @@ def main(only: str, also_installed: bool, fitting: bool, as_json: bool) -> None:
             for one in processes.map(row, folders.keys(), folders.values()):
                 rows.append(one)
                 advance(f", {one.workload}")
-    fitted = fit(measured) if fitting else None
+    fitted = json.loads(FIT.read_text()) if FIT.exists() else None
+    if fitting:
+        fitted = fit(measured)
+        FIT.write_text(json.dumps(fitted, indent=1) + "\n")
     if not only:
         write_csv(rows)
         PAGE.write_text(page(rows, fitted))
