@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import workloads
+from jaxbench_env.cli import shared
 from jaxbench_env.evaluator.result import EvalResult, Status
 
 EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
@@ -62,6 +63,10 @@ class _Main(click.Group):
 @click.version_option(package_name="jaxbench-env", prog_name="jaxbench")
 def main() -> None:
     """Evaluate Pallas TPU kernels: compiled, checked and timed without a TPU."""
+
+
+main.add_command(shared.cache)
+main.add_command(shared.service)
 
 
 @main.command("list")
@@ -133,12 +138,14 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
 @click.argument("kernel", type=click.Path(path_type=Path))
 @click.option("--seed", type=_SEED, help="Seed of the secret inputs; by default from the system.")
 @click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@click.option("--no-cache", is_flag=True, help="Evaluate even if the verdict is on disk already.")
 @_as_json
 def evaluate_kernel(
     workload: workloads.Workload,
     kernel: Path,
     seed: int | None,
     allow_library_kernels: bool,
+    no_cache: bool,
     as_json: bool,
 ) -> None:
     """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD.
@@ -150,7 +157,13 @@ def evaluate_kernel(
 
     source = _read(kernel)
     _announce(workload)
-    result = api.evaluate(workload, source, seed=seed, allow_library_kernels=allow_library_kernels)
+    result = api.evaluate(
+        workload,
+        source,
+        seed=seed,
+        allow_library_kernels=allow_library_kernels,
+        cache=not no_cache,
+    )
     if as_json:
         _print_json(result.to_dict())
     else:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
-from jaxbench_env.evaluator import fences, profile, tracing, verdict
+from jaxbench_env.evaluator import cache, fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import numerics_limit
 from jaxbench_env.evaluator.judge.pool import Refused, pool
@@ -31,7 +29,8 @@ from jaxbench_env.evaluator.result import (
     Status,
     Times,
 )
-from jaxbench_env.evaluator.sandbox import Job, Limits
+from jaxbench_env.evaluator.sandbox import Limits
+from jaxbench_env.evaluator.stop import Stop
 from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
@@ -49,12 +48,15 @@ class Evaluator:
         without: Fences (`fences.FENCES`) that are switched off. Only tests of the other fences
             do that; such a verdict is worth nothing.
         trace_seconds: Wall time for running and tracing the text and for the simulated run.
+        cache: Whether a verdict that is on disk already is given again; see `cache`. It is kept
+            in either case.
     """
 
     target: str = "v6e"
     allow_library_kernels: bool = False
     without: frozenset[str] = frozenset()
     trace_seconds: float = 60
+    cache: bool = True
 
     def __post_init__(self) -> None:
         """Checks the names of the fences."""
@@ -69,24 +71,62 @@ class Evaluator:
         versions = building.installed_versions()
         return baseline(workload, self.target, versions, PROTOCOL)
 
-    def evaluate(self, workload: Workload, source: str, *, seed: int | None = None) -> EvalResult:
+    def evaluate(
+        self,
+        workload: Workload,
+        source: str,
+        *,
+        seed: int | None = None,
+        stop: Stop | None = None,
+    ) -> EvalResult:
         """Evaluates one kernel text. Never raises for anything that the text does.
 
         Args:
             workload: What the text claims to compute.
             source: The text; defines ``workload(*inputs)``.
             seed: Seed of the secret inputs; from the system by default.
+            stop: Ends the evaluation early if it is cancelled; its result then means nothing.
 
         Raises:
             ValueError: For a workload that is neither registered nor from a file, an unknown
                 target, or a negative seed.
         """
+        self.check(workload, seed)
+        known = self.kept(workload, source, seed)
+        if known is not None:
+            return known
+        run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
+        stop = stop or Stop()
+        stop.add(run.stop)
+        try:
+            result = self._result(run)
+        finally:
+            stop.discard(run.stop)
+        if run.repeatable and not run.stop.over and not self.without:
+            cache.save(self._key(workload, source, seed), result)
+        return result
+
+    def check(self, workload: Workload, seed: int | None) -> None:
+        """Raises as `evaluate` does, and does nothing else."""
         named(workload)
         chip(self.target)
         if seed is not None and int(seed) < 0:
             raise ValueError(f"a seed is a whole number of at least 0, not {seed}")
+
+    def kept(self, workload: Workload, source: str, seed: int | None) -> EvalResult | None:
+        """The verdict that is on disk already, if there is one and it may be used."""
+        if not self.cache or self.without:
+            return None
+        return cache.load(self._key(workload, source, seed), workload, source, seed)
+
+    def _key(self, workload: Workload, source: str, seed: int | None) -> str:
+        settings = {k: v for k, v in asdict(self).items() if k not in ("without", "cache")}
+        settings["protocol"] = PROTOCOL
+        versions = building.installed_versions().as_dict()
+        return cache.key(workload, source, None if seed is None else int(seed), versions, settings)
+
+    def _result(self, run: _Run) -> EvalResult:
         started = time.monotonic()
-        run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
         try:
             fields = self._evaluate(run)
         except Failure as failure:
@@ -107,12 +147,12 @@ class Evaluator:
             durations={name: round(seconds, 4) for name, seconds in run.durations.items()},
             provenance=Provenance(
                 protocol=PROTOCOL,
-                workload=workload.id,
-                workload_version=workload.version,
+                workload=run.workload.id,
+                workload_version=run.workload.version,
                 target=self.target,
                 versions=building.installed_versions().as_dict(),
                 seed=run.seed,
-                source_sha256=hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest(),
+                source_sha256=cache.source_hash(run.source),
             ),
         )
 
@@ -136,7 +176,7 @@ class Evaluator:
         limits = self._audit(run)
         with (
             tracing.start(workload, source, building.DEVICE_KINDS[self.target], limits) as job,
-            _Jobs() as jobs,
+            Stop() as jobs,
         ):
             for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
                 if platform == "tpu":
@@ -163,7 +203,7 @@ class Evaluator:
         with (
             tracing.start(run.workload, run.source, kind, limits) as job,
             ThreadPoolExecutor(4) as threads,
-            _Jobs() as jobs,
+            run.stop.add(Stop()) as jobs,
         ):
             based = threads.submit(self.baseline, run.workload)
             trace = tracing.Trace(run.workload, run.source, jobs.add(job))
@@ -188,7 +228,7 @@ class Evaluator:
         return verdict.judge_time(fields, least, program.price_error)
 
     def _trace(
-        self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: _Jobs
+        self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: Stop
     ) -> Future[building.Built]:
         """Collects the artefacts; the full-size one is compiled while the others are traced."""
         built = None
@@ -209,11 +249,11 @@ class Evaluator:
             run.notes.append(f"It does not trace at preset {preset}: {message}")
         return built
 
-    def _build(self, run: _Run, artefact: bytes, jobs: _Jobs) -> building.Built:
+    def _build(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         """Inspects, compiles and prices the full-size artefact."""
         request = {"do": "inspect", **named(run.workload), "preset": "v6e"}
         try:
-            run.facts, _ = pool().ask("price", request, [artefact])
+            run.facts, _ = pool().ask("price", request, [artefact], stop=run.stop)
         except Refused as refused:
             raise Failure(refused.status, "trace", str(refused)) from None
         verdict.require_kernel(run.facts)
@@ -290,7 +330,7 @@ def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     limit = numerics_limit(run.workload)
     with run.timed("numerics"):
         try:
-            answer, _ = pool().ask("numerics", request, blobs, limit)
+            answer, _ = pool().ask("numerics", request, blobs, limit, run.stop)
         except Refused as refused:
             return [], refused
     return [NumericCheck(**c) for c in answer["checks"]], None
@@ -301,6 +341,7 @@ def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
     with run.timed("simulate"):
         race = trace.race()
         result = race.pop("result", None)
+        run.repeatable &= not race.pop("cut_short", False)
         if result is None:
             return race
         preset = race["preset"]
@@ -313,8 +354,9 @@ def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
         limit = numerics_limit(run.workload)
         try:
             blobs = [result, run.artefacts[preset]]
-            answer, _ = pool().ask("simulated", request, blobs, limit)
+            answer, _ = pool().ask("simulated", request, blobs, limit, run.stop)
         except Refused as refused:
+            run.repeatable = False
             return {**race, "outcome": "failed", "reason": str(refused)}
         simulated, plain = (NumericCheck(**c) for c in answer["checks"])
         return {**race, "simulated": simulated, "plain": plain}
@@ -335,6 +377,8 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
     durations: dict[str, float] = field(default_factory=dict)
+    repeatable: bool = True  # whether a quieter machine would say the same
+    stop: Stop = field(default_factory=Stop)
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -344,27 +388,3 @@ class _Run:
             yield
         finally:
             self.durations[name] = time.monotonic() - started
-
-
-class _Jobs:
-    """Jobs that must not outlive a decided verdict."""
-
-    def __init__(self) -> None:
-        self._lock, self._jobs, self._over = threading.Lock(), [], False
-
-    def add(self, job: Job) -> Job:
-        """Takes a job into the list; one that comes too late is cancelled at once."""
-        with self._lock:
-            self._jobs.append(job)
-            if self._over:
-                job.cancel()
-        return job
-
-    def __enter__(self) -> _Jobs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._over = True
-            for job in self._jobs:
-                job.cancel()

@@ -242,6 +242,9 @@ class Sandbox:
         (box / "job.json").write_text(json.dumps(job))
         for name, data in files.items():
             (box / "in" / name).write_bytes(data)
+        # The job may be another user, whatever our umask.
+        for path in (box / "in", box / "job.json", *(box / "in" / name for name in files)):
+            path.chmod(0o755)
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         request = {

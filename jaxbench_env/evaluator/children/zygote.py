@@ -412,6 +412,7 @@ def main(argv: list[str]) -> None:
     control, work = socket.socket(fileno=int(argv[1])), argv[2]
     sys.path += argv[3].split(":")
     modules = {os.path.basename(p).removesuffix(".py"): _load(p) for p in argv[4:]}
+    os.umask(0o022)  # jobs are other users, and find their way through directories made here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()

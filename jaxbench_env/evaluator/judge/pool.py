@@ -17,6 +17,7 @@ from typing import Any
 from jaxbench_env.evaluator.judge import worker
 from jaxbench_env.evaluator.result import Status
 from jaxbench_env.evaluator.sandbox import TPU_ENVIRONMENT
+from jaxbench_env.evaluator.stop import Stop
 
 ADDRESS_SPACE = 24 << 30
 # A worker is replaced after so many requests: compiled programs of many candidates add up.
@@ -68,9 +69,9 @@ class Worker:
         self.requests = 0
 
     def ask(
-        self, request: dict[str, Any], blobs: Sequence[bytes], timeout: float
+        self, request: dict[str, Any], blobs: Sequence[bytes], timeout: float, stop: Stop
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Sends one request and waits for the answer.
+        """Sends one request and waits for the answer; a cancelled `stop` ends the process.
 
         Raises:
             Refused: If the judge refuses the candidate, is killed by it or takes too long.
@@ -78,6 +79,7 @@ class Worker:
             JudgeError: If the judge fails by itself.
         """
         self.requests += 1
+        stop.add(self)
         try:
             worker.send(self._connection, request, blobs)
             if not self._connection.poll(timeout):
@@ -91,6 +93,8 @@ class Worker:
         except (EOFError, OSError):
             code = self._process.wait()
             raise Died(f"the process that ran the kernel's numbers died ({code})") from None
+        finally:
+            stop.discard(self)  # from here on it is at work for others
         if answer["ok"]:
             return answer, out
         if answer["status"]:
@@ -106,6 +110,8 @@ class Worker:
         """Ends the process; another thread that waits for its answer sees it end."""
         self._process.kill()
         self._process.wait()
+
+    cancel = kill
 
     def close(self) -> None:
         """Ends the process and frees what belongs to it. May be called more than once."""
@@ -131,6 +137,7 @@ class Pool:
         request: dict[str, Any],
         blobs: Sequence[bytes] = (),
         timeout: float = 120,
+        stop: Stop | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Has one request answered.
 
@@ -139,25 +146,28 @@ class Pool:
             request: The request.
             blobs: Artefacts that go with it.
             timeout: Seconds.
+            stop: Ends the judge that is at work on this request, if it is cancelled.
 
         Raises:
             Refused: See `Worker.ask`.
             JudgeError: See `Worker.ask`.
         """
+        stop = stop or Stop()
         with self._lock:
             idle = self._idle.setdefault(kind, [])
             chosen, generation = (idle.pop() if idle else None), self._generation
         chosen = chosen or self._start()
         try:
-            answer = chosen.ask(request, blobs, timeout)
+            answer = chosen.ask(request, blobs, timeout, stop)
         except Died as error:
-            if generation != self._generation:
+            if generation != self._generation or stop.over:
+                self._end(chosen)
                 raise Refused(Status.CRASHED, "the evaluation was stopped") from error
             # Once may be bad luck (an out-of-memory killer picks the largest), twice is not.
             self._end(chosen)
             chosen = self._start()
             try:
-                answer = chosen.ask(request, blobs, timeout)
+                answer = chosen.ask(request, blobs, timeout, stop)
             except Died as error:
                 self._end(chosen)
                 raise Refused(Status.CRASHED, str(error)) from None

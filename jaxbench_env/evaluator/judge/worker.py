@@ -12,6 +12,8 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -66,7 +68,7 @@ def named(workload: Workload) -> dict[str, Any]:
     return {"workload": workload.id, "file": dataclasses.asdict(workload.file)}
 
 
-def _workload(request: dict[str, Any]) -> Workload:
+def workload_of(request: dict[str, Any]) -> Workload:
     """The workload that a request names; the same object for the same file."""
     import workloads
     from workloads.from_file import load_text
@@ -80,14 +82,14 @@ def _check(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
     artefacts = dict(zip(request["presets"], blobs, strict=True))
-    checks = numerics.check(_workload(request), request["seed"], artefacts)
+    checks = numerics.check(workload_of(request), request["seed"], artefacts)
     return {"checks": [dataclasses.asdict(c) for c in checks]}, []
 
 
 def _simulated(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     pair = numerics.check_simulated(workload, request["preset"], request["seed"], *blobs)
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
@@ -96,13 +98,13 @@ def _degenerate(request, blobs):
     from jaxbench_env.evaluator.judge import degenerate
 
     checks = degenerate.audit(
-        _workload(request), request["draw"], request["seed"], request["preset"]
+        workload_of(request), request["draw"], request["seed"], request["preset"]
     )
     return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
 
 
 def _inputs(request, blobs):
-    workload = _workload(request)
+    workload = workload_of(request)
     arrays = workload.inputs(request["preset"], request["draw"], request["seed"])
     return {}, [array.tobytes() for array in arrays]
 
@@ -111,7 +113,7 @@ def _inspect(request, blobs):
     """Facts about the full-size TPU artefact."""
     from jaxbench_env.evaluator.judge import artefact, numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
     return {
         "scalar_operands": sum(call.scalar_operands for call in facts.calls),
@@ -126,7 +128,7 @@ def _inspect(request, blobs):
 def _reference(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    return {}, [numerics.export_reference(_workload(request))]
+    return {}, [numerics.export_reference(workload_of(request))]
 
 
 def _feeds(request, blobs):
@@ -134,7 +136,7 @@ def _feeds(request, blobs):
     from jaxbench_env.evaluator import timing
     from jaxbench_env.evaluator.judge import artefact, feeds, numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     exported, _ = artefact.load(blobs[0], "tpu", numerics.contract(workload, "v6e"))
     kept, program = exported.module_kept_var_idx, exported.mlir_module_serialized
     try:
@@ -176,12 +178,20 @@ _HANDLERS = {
 }
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, also in the middle of a request."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
+
+
 def main() -> None:
     """Serves requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
     limit = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     os.dup2(2, 1)  # nothing that a library prints may end up on the user's standard output
     while True:

@@ -1,0 +1,42 @@
+"""Starts a service: ``python start.py LOCK SOCKET ROOT``. Run as a file, without the package.
+
+Whoever gets the lock is the service. It listens before it imports anything large, so that those who
+come second find it at once and wait. Exit code 75: there is a service, or it is just ending.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+
+BUSY = 75
+
+
+def main(lock: str, path: str, root: str) -> None:
+    """Locks, listens, then serves until the service is not needed any more."""
+    usual = os.umask(0o077)
+    held = open(lock, "w")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(BUSY)
+    try:
+        os.unlink(path)  # of a service that was killed
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(128)
+    os.umask(usual)
+    # The script's own folder comes first on the path; modules there are not top-level ones.
+    sys.path[0] = root
+    from jaxbench_env.evaluator.service.server import Server
+
+    Server(listener, path).run()
+    os._exit(0)  # its threads have nothing to say any more
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
