@@ -263,7 +263,10 @@ class Sandbox:
         except OSError as error:
             os.close(read_end)
             ours.close()
-            self.close()
+            with self._lock:  # the next job gets a new one; those that run have supervisors
+                if self._process is not None:
+                    self._process.kill()
+                    self._process.wait()
             raise SandboxError(f"the zygote process is gone: {error}") from error
         finally:
             theirs.close()

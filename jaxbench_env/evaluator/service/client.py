@@ -33,7 +33,9 @@ START_SECONDS = 60.0
 # A service says something every 5 s. One that is silent for so long hangs, and is replaced.
 SILENT_SECONDS = 120.0
 PATIENT_SECONDS = 60.0  # a longer wait is worth a line
+_LOSS_SECONDS = 0.5
 _MAX_LOG_BYTES = 1 << 20
+_SCRIPT = Path(__file__).with_name("start.py")
 _ROOT = Path(__file__).parents[3]  # the directory that holds the packages
 _log = logging.getLogger("jaxbench_env")
 
@@ -147,6 +149,7 @@ def ask(request: dict[str, Any], stop: Stop | None = None) -> dict[str, Any]:
             answer = _exchange(connected, request, stop)
         if answer is None:
             losses += 1
+            time.sleep(_LOSS_SECONDS)  # what dies may take connections until the end
         elif answer["state"] == "full":
             time.sleep(random.uniform(0.5, 1.5))
         else:
@@ -248,12 +251,11 @@ def _start(own: Address) -> subprocess.Popen:
         "JAXBENCH_CACHE": str(store.cache_directory().absolute()),
         "PYTHONPATH": path,
     }
-    script = Path(__file__).with_name("start.py")
     with open(own.log, "ab") as log:
         if log.tell() > _MAX_LOG_BYTES:
             log.truncate(0)
         return subprocess.Popen(
-            [sys.executable, str(script), str(own.lock), str(own.socket), str(_ROOT)],
+            [sys.executable, str(_SCRIPT), str(own.lock), str(own.socket), str(_ROOT)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -25,6 +25,7 @@ from jaxbench_env.evaluator.build import BuildError, installed_versions
 from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.judge.worker import receive, send, workload_of
+from jaxbench_env.evaluator.result import Status
 from jaxbench_env.evaluator.sandbox import sandbox
 from jaxbench_env.evaluator.service.address import peer
 from jaxbench_env.evaluator.service.turns import Turns
@@ -34,20 +35,21 @@ MAX_WAITING = 256
 HEARTBEAT_SECONDS = 5.0
 REQUEST_SECONDS = 30.0
 _SEND_LIMIT = struct.pack("ll", 10, 0)  # a client that does not read must not hold a worker
-# Idle for so long it ends: with a client that still lives, and when the last one is gone.
-IDLE_SECONDS, ALONE_SECONDS = 600.0, 30.0
+# Idle for so long it ends: with a client that still lives ($JAXBENCH_SERVICE_IDLE_SECONDS), and
+# when the last one is gone.
+IDLE_SECONDS, ALONE_SECONDS = 600, 30
 
 
-def workers() -> int:
-    """Evaluations at once: ``$JAXBENCH_SERVICE_WORKERS``, by default one per core.
+def _number(variable: str, default: int) -> int:
+    """A number of at least 1 from the environment.
 
     Raises:
-        ValueError: If the variable is not a number.
+        ValueError: If the variable is not a whole number.
     """
-    chosen = os.environ.get("JAXBENCH_SERVICE_WORKERS", "")
+    chosen = os.environ.get(variable, "")
     if chosen and not chosen.isdecimal():
-        raise ValueError(f"JAXBENCH_SERVICE_WORKERS is a number of workers, not {chosen!r}")
-    return max(1, int(chosen)) if chosen else os.cpu_count() or 1
+        raise ValueError(f"{variable} is a whole number, not {chosen!r}")
+    return max(1, int(chosen)) if chosen else default
 
 
 class _Request:
@@ -75,7 +77,9 @@ class Server:
 
     def __init__(self, listener: socket.socket, path: str):
         """Takes over a listening socket and the path that it listens at."""
-        self._listener, self._path, self._count = listener, path, workers()
+        self._listener, self._path = listener, path
+        self._count = _number("JAXBENCH_SERVICE_WORKERS", os.cpu_count() or 1)
+        self._idle = _number("JAXBENCH_SERVICE_IDLE_SECONDS", IDLE_SECONDS)
         self._turns: Turns[_Request] = Turns(MAX_WAITING)
         self._lock = threading.Lock()
         self._open: set[_Request] = set()
@@ -115,7 +119,7 @@ class Server:
             if self._open:
                 self._used = time.monotonic()
             self._clients = {pid for pid in self._clients if os.path.exists(f"/proc/{pid}")}
-            limit = IDLE_SECONDS if self._clients else ALONE_SECONDS
+            limit = self._idle if self._clients else min(self._idle, ALONE_SECONDS)
             return time.monotonic() - self._used > limit
 
     def _serve(self, connected: socket.socket) -> None:
@@ -205,7 +209,11 @@ class Server:
 def _evaluate(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     evaluator = Evaluator(**request["settings"])
     workload, source = workload_of(request), request["source"]
-    result = evaluator.evaluate(workload, source, seed=request["seed"], stop=stop)
+    for _ in range(2):
+        result = evaluator.evaluate(workload, source, seed=request["seed"], stop=stop)
+        # Something of ours died: once is bad luck.
+        if result.status is not Status.EVALUATOR_ERROR or result.failed_in or stop.over:
+            break
     return {"result": result.to_dict()}
 
 
