@@ -43,7 +43,8 @@ def processes() -> list[int]:
             continue
         if stat[0] != "Z":
             parents[int(name)] = int(stat[1])
-    ours = {os.getpid(), (client.answers(address.own(), "status") or {}).get("pid", 0)}
+    service = client.answers(address.own(), "status")
+    ours = {os.getpid(), *([service["pid"]] if service else [])}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
     return sorted(ours & parents.keys())
@@ -215,7 +216,7 @@ def show(facts: dict[str, Any]) -> None:
     if "throughput" in facts:
         table = Table(
             *("env workers", "service", "verdicts a minute", "peak MB", "idle MB", "processes"),
-            title=f"rms_norm, nothing cached, {facts['cores']} cores; memory is PSS of all processes",
+            title=f"rms_norm, nothing cached, {facts['cores']} cores; PSS of all processes",
         )
         for row in facts["throughput"]:
             table.add_row(
