@@ -167,7 +167,7 @@ def build(
         watch(job)
         event = next(iter([*job.events()][-1:]), None)
         ended = job.wait()
-        if event is None:
+        if event is None or ended.killed == "disk":
             raise _died(job, limits)
         if event["event"] != "compiled":
             raise _rejected(event)

@@ -349,6 +349,8 @@ def _watch(pid: int, box: str, limits: dict, channel: socket.socket) -> dict:
     usage_status = None
     if not killed:
         _, usage_status = os.waitpid(pid, 0)
+        if _directory_bytes(box + "/out") > limits["disk_bytes"]:  # written since the last look
+            killed = "disk"
     _kill_all(pid)
     report = {"killed": killed, "code": None, "signal": None, "peak_bytes": peak}
     if usage_status is not None:
