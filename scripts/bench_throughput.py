@@ -123,8 +123,8 @@ def throughput(workers: int, service: bool, steps: int, advance) -> dict[str, An
     }
 
 
-def soak(steps: int, advance) -> dict[str, Any]:
-    """Steps one environment with a mix of texts; the state after every tenth part."""
+def soak(steps: int, until: float, advance) -> dict[str, Any]:
+    """Steps one environment with a mix of texts; the state after every twentieth part."""
     os.environ["JAXBENCH_SERVICE"] = "on"
     right = kernels.source("rms_norm")
     env = gym.make(ID, max_attempts=steps).unwrapped
@@ -132,15 +132,15 @@ def soak(steps: int, advance) -> dict[str, Any]:
     seen, cached, rows, slowest = Counter(), 0, [], 0.0
     for number in range(steps):
         match number % 20:
-            case 0:
+            case 0 if number % 100 == 0:
                 text = f"{right}# {number}\n"
-            case 10:
-                text = f"{right}# {number}\n".replace("eps", "0 * eps", 1)
+            case 0 if number % 100 == 60:
+                text = f"{right}# {number}\n".replace(" * scale", " + scale")
             case 1 | 6 | 11:
                 text = f"import os  # {number}\n"
-            case 2 | 12:
+            case 2:
                 text = f"def workload(x, scale):  # {number}\n    return x\n"
-            case 3 | 13:
+            case 13:
                 text = f"def workload(x, scale):  # {number}\n    return x[0]\n"
             case 4:
                 text = f"def workload(x, scale:  # {number}\n"
@@ -151,9 +151,11 @@ def soak(steps: int, advance) -> dict[str, Any]:
         if "cache" in env.last_result.durations:
             cached += 1
             slowest = max(slowest, env.last_result.durations["total"])
-        if (number + 1) % max(1, steps // 10) == 0:
+        if (number + 1) % max(1, steps // 20) == 0:
             rows.append({"step": number + 1, **state()})
         advance("")
+        if time.monotonic() > until:
+            break
     env.close()
     return {
         "statuses": dict(seen),
@@ -163,7 +165,7 @@ def soak(steps: int, advance) -> dict[str, Any]:
     }
 
 
-def fuzz(count: int, advance) -> dict[str, Any]:
+def fuzz(count: int, until: float, advance) -> dict[str, Any]:
     """Steps texts that nobody would write."""
     os.environ["JAXBENCH_SERVICE"] = "on"
     env = gym.make(ID, max_attempts=count).unwrapped
@@ -177,7 +179,10 @@ def fuzz(count: int, advance) -> dict[str, Any]:
         if status == "evaluator_error":
             print(f"evaluator_error: {info['result']['message']}\n{text!r}")
         advance("")
+        if time.monotonic() > until:
+            break
     env.close()
+    count = sum(map(Counter.total, seen.values()))
     return {"texts": count, "statuses": {kind: dict(c) for kind, c in seen.items()}, **state()}
 
 
@@ -185,8 +190,9 @@ def fuzz(count: int, advance) -> dict[str, Any]:
 @click.option("--steps", default=3, help="Counted steps of each environment.")
 @click.option("--soak", "soak_steps", default=1000, help="Steps of the soak.")
 @click.option("--fuzz", "fuzz_texts", default=2000, help="Texts of the fuzz.")
+@click.option("--minutes", default=60.0, help="Most minutes of the soak, and of the fuzz.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def main(steps: int, soak_steps: int, fuzz_texts: int, as_json: bool) -> None:
+def main(steps: int, soak_steps: int, fuzz_texts: int, minutes: float, as_json: bool) -> None:
     """Measure throughput and memory, and look for leaks."""
     facts: dict[str, Any] = {"cores": os.cpu_count()}
     total = 2 * len(WORKERS) * steps + soak_steps + fuzz_texts
@@ -201,9 +207,9 @@ def main(steps: int, soak_steps: int, fuzz_texts: int, as_json: bool) -> None:
                     for workers in WORKERS
                 ]
             if soak_steps:
-                facts["soak"] = soak(soak_steps, advance)
+                facts["soak"] = soak(soak_steps, time.monotonic() + 60 * minutes, advance)
             if fuzz_texts:
-                facts["fuzz"] = fuzz(fuzz_texts, advance)
+                facts["fuzz"] = fuzz(fuzz_texts, time.monotonic() + 60 * minutes, advance)
         client.answers(address.own(), "stop")
         sandbox().close()
         pool().close()
