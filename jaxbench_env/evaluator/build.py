@@ -48,11 +48,13 @@ class Scalars:
         kernels: What they belong to, as `timing.to_blobs` makes it.
         blobs: The values.
         problem: Why there are none, if so, as a sentence.
+        late: Whether computing them took too long, which it may not on a quieter machine.
     """
 
     kernels: Sequence[dict[str, Any]] = ()
     blobs: Sequence[bytes] = ()
     problem: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,8 @@ def scalars(artefact: bytes, workload: Workload, seed: int) -> Scalars:
     try:
         answer, blobs = pool().ask("price", request, [artefact], FEEDS_SECONDS)
     except Refused:  # it was inspected before, so this is its size
-        return Scalars(problem="scalar operands have no values: computing them takes too long")
+        problem = "scalar operands have no values: computing them takes too long"
+        return Scalars(problem=problem, late=True)
     return Scalars(answer["kernels"], blobs, answer["problem"])
 
 

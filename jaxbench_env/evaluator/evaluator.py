@@ -262,6 +262,7 @@ class Evaluator:
         if run.facts["scalar_operands"]:
             with run.timed("feeds"):
                 values = building.scalars(artefact, run.workload, feeds_seed(run.seed))
+            run.repeatable &= not values.late
         try:
             program = building.build(
                 artefact, self.target, watch=jobs.add, scalars=values, timeline=run.timeline
