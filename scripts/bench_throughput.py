@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 import gymnasium as gym
-from fuzz_texts import texts
 from rich.console import Console
 from rich.table import Table
 
 import jaxbench_env  # noqa: F401  (registers the environments)
 from baselines import kernels
+from fuzz_texts import texts
 from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.sandbox import sandbox
 from jaxbench_env.evaluator.service import address, client
