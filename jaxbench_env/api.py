@@ -12,7 +12,7 @@ from jaxbench_env.evaluator.result import EvalResult
 from jaxbench_env.evaluator.sandbox import sandbox
 from jaxbench_env.evaluator.service.client import SharedEvaluator, enabled
 from jaxbench_env.evaluator.stop import Stop
-from jaxbench_env.progress import progress_bar
+from jaxbench_env.progress import progress_bar, progress_steps
 
 
 def evaluate(
@@ -22,6 +22,8 @@ def evaluate(
     seed: int | None = None,
     target: str = "v6e",
     allow_library_kernels: bool = False,
+    verify: str = "presets",
+    progress: bool | None = None,
     cache: bool = True,
 ) -> EvalResult:
     """Evaluates one kernel text.
@@ -32,6 +34,9 @@ def evaluate(
         seed: Makes the secret inputs, and so the whole result but its durations, reproducible.
         target: The chip.
         allow_library_kernels: Whether the text may import finished kernels.
+        verify: ``"full"`` compares the numbers of a correct kernel at the published size, too:
+            seconds to many minutes and up to 12 GiB (`evaluator.estimate.full_seconds`).
+        progress: Whether to show the progress of that on standard error; by default on a terminal.
         cache: Whether a verdict on the same text that is on disk already is given again.
 
     Returns:
@@ -41,14 +46,16 @@ def evaluate(
         UnknownWorkload: For an unknown id.
         WorkloadFileError: If the file does not define a workload.
         TypeError: If the source is not text.
+        ValueError: For an unknown `verify`.
     """
     chosen = _workload(workload)
     if not isinstance(source, str):
         raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
     evaluator = SharedEvaluator(
-        target=target, allow_library_kernels=allow_library_kernels, cache=cache
+        target=target, allow_library_kernels=allow_library_kernels, verify=verify, cache=cache
     )
-    return evaluator.evaluate(chosen, source, seed=seed)
+    with progress_steps("published size", progress if verify == "full" else False) as watch:
+        return evaluator.evaluate(chosen, source, seed=seed, watch=watch)
 
 
 def evaluate_many(
@@ -57,6 +64,7 @@ def evaluate_many(
     seed: int | None = None,
     target: str = "v6e",
     allow_library_kernels: bool = False,
+    verify: str = "presets",
     cache: bool = True,
     workers: int | None = None,
     progress: bool | None = None,
@@ -68,6 +76,7 @@ def evaluate_many(
         seed: As in `evaluate`; the same for all of them.
         target: The chip.
         allow_library_kernels: Whether the texts may import finished kernels.
+        verify: As in `evaluate`; numbers at the published size are checked one by one.
         cache: As in `evaluate`.
         workers: Evaluations asked for at once; by default one per core. However many there are,
             the service runs as many as it has workers, and the machine compiles only as many
@@ -86,7 +95,7 @@ def evaluate_many(
         if not isinstance(source, str):
             raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
     evaluator = SharedEvaluator(
-        target=target, allow_library_kernels=allow_library_kernels, cache=cache
+        target=target, allow_library_kernels=allow_library_kernels, verify=verify, cache=cache
     )
     correct, stop = 0, Stop()
     with (

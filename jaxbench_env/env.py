@@ -92,6 +92,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         reward: str | rewards.RewardFunction = "speedup",
         target: str = "v6e",
         allow_library_kernels: bool = False,
+        verify: str = "presets",
         cache: bool = True,
         examples: Sequence[str] = (),
         render_mode: str | None = None,
@@ -104,13 +105,16 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             reward: Name of a reward function (see `reward.names`) or a function of one's own.
             target: The chip.
             allow_library_kernels: Whether a text may import finished kernels.
+            verify: ``"full"`` compares the numbers of correct attempts at the published size, too
+                (see `Evaluator`).
             cache: Whether a verdict on the same text that is on disk already is given again.
             examples: Texts that `action_space.sample()` draws from instead of random text.
             render_mode: ``"ansi"`` (`render` returns text), ``"human"`` (printed at every step).
 
         Raises:
             UnknownWorkload: For an unknown id.
-            ValueError: For an unknown reward, target or render mode, or `max_attempts` below 1.
+            ValueError: For an unknown reward, target, `verify` or render
+                mode, or `max_attempts` below 1.
         """
         if max_attempts < 1:
             raise ValueError(f"max_attempts is {max_attempts}; an episode has at least one attempt")
@@ -120,7 +124,10 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         workloads.chip(target)
         self.max_attempts, self.target, self.render_mode = max_attempts, target, render_mode
         self.evaluator: Evaluator = SharedEvaluator(
-            target=target, allow_library_kernels=allow_library_kernels, cache=cache
+            target=target,
+            allow_library_kernels=allow_library_kernels,
+            verify=verify,
+            cache=cache,
         )
         self._reward = rewards.get(reward)
         self._choose(workloads.get(workload) if isinstance(workload, str) else workload)

@@ -243,6 +243,7 @@ register(
         flops=lambda s: _moe_flops(s, s["N"]),
         # Only the chosen experts of each token.
         flops_useful=lambda s: _moe_flops(s, s["K"]),
+        partly_read=("expert_gate_kernels", "expert_up_kernels", "expert_down_kernels"),
         # XLA's own roundings between the products reach 3.4e-2 among a million elements.
         tolerance=Tolerance(rel=5e-2),
     )
@@ -283,6 +284,7 @@ register(
         generate_steering=_steer_gmm,
         flops=lambda s: 2 * s["M"] * s["K"] * s["N"],
         flops_useful=lambda s: 2 * s["M"] * s["K"] * s["N"],
+        partly_read=("lhs", "rhs"),
     )
 )
 

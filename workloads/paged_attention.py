@@ -269,6 +269,7 @@ register(
         generate_steering=_steer_paged,
         flops=lambda s: 4 * s["num_seqs"] * s["Hq"] * s["L"] * s["D"],
         flops_useful=lambda s: 4 * s["num_seqs"] * s["Hq"] * s["L"] * s["D"],
+        partly_read=("k_pages", "v_pages", "page_indices"),
         tolerance=Tolerance(rel=3.2e-2),
     )
 )
@@ -354,5 +355,6 @@ register(
         flops_useful=lambda s: (
             4 * s["max_seqs"] * s["Hq"] * s["D"] * (s["T"] * s["L"] - s["T"] * (s["T"] - 1) // 2)
         ),
+        partly_read=("queries", "kv_pages", "page_indices"),
     )
 )

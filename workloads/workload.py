@@ -132,6 +132,8 @@ class Workload:
         tolerance: When a result counts as correct.
         check_presets: Presets at which the numbers are checked. At ``"varied"`` a kernel need
             not trace.
+        partly_read: Arguments of which the values of others decide what is needed, so that a
+            kernel may leave parts of them unread.
         file: Where it comes from, if it is not one of the suite.
         version: Raised whenever inputs, sizes, reference or tolerance change: part of every
             cache key.
@@ -157,6 +159,7 @@ class Workload:
     variant: str = "default"
     tolerance: Tolerance = Tolerance()
     check_presets: tuple[str, ...] = PRESETS[1:]
+    partly_read: tuple[str, ...] = ()
     file: WorkloadFile | None = None
     version: int = 1
 
@@ -242,6 +245,26 @@ class Workload:
     def min_hbm_bytes(self, preset: str = "v6e") -> int:
         """Least HBM traffic: every input read once and the output written once."""
         return self.presets[preset].nbytes + self.output(preset).nbytes
+
+    def sure_share(self, argument: str) -> float:
+        """The share of an input that every kernel must read, whatever the inputs' values are.
+
+        0 where values decide what is needed, where the input does not matter by the operator's
+        mathematics, and for a workload from a file, of which nothing is known. A half where the
+        operator is causal along both axes of a square of scores.
+        """
+        from workloads.data import structure
+
+        facts = structure(self.id)
+        unneeded = facts.ineffective.get(argument) == "nothing"
+        if self.file is not None or unneeded or argument in self.partly_read:
+            return 0.0
+        return 0.5 if len(facts.causal.get(argument, ())) > 1 else 1.0
+
+    def sure_input_bytes(self, preset: str = "v6e") -> float:
+        """Bytes of input that every kernel must read; see `sure_share`."""
+        args = self.presets[preset].args
+        return sum(self.sure_share(name) * spec.nbytes for name, spec in args.items())
 
     def roofline_ms(self, target: str = "v6e") -> float:
         """Least time at the published size: useful flops and least HBM traffic, milliseconds."""

@@ -12,13 +12,14 @@ import click
 
 import workloads
 
-FENCES = {
+SANDBOX = {
     "limits": "limits on CPU, memory, files and processes of each process",
     "supervisor": "a supervisor that watches the whole process tree and kills what is left",
     "pids": "a process namespace: the job sees only its own processes",
     "network": "no network",
     "files": "a private root: the job sees Python, jax and its own directory only",
     "user": "a user of its own, which owns no files",
+    "calls": "system calls that a kernel text has no use for are refused",
 }
 
 
@@ -36,6 +37,7 @@ def collect() -> dict[str, Any]:
     """The facts, JSON-ready."""
     from jaxbench_env.evaluator import store
     from jaxbench_env.evaluator.build import BuildError, build
+    from jaxbench_env.evaluator.fences import FENCES
     from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
     from jaxbench_env.evaluator.judge.worker import named
     from jaxbench_env.evaluator.sandbox import SandboxError
@@ -49,6 +51,7 @@ def collect() -> dict[str, Any]:
         "compiles_at_once": store.compile_slots(),
         "cache": str(store.cache_directory()),
         "fences": [],
+        "verdict_fences": dict(FENCES),
         "compiles": False,
         "problem": "",
     }
@@ -88,8 +91,10 @@ def _print(facts: dict[str, Any]) -> None:
     else:
         verdict = f"[red]does not work[/red]: {facts['problem']}"
     table.add_row("TPU compiler", verdict)
-    for name, meaning in FENCES.items():
+    for name, meaning in SANDBOX.items():
         active = name in facts["fences"]
         mark = "[green]active[/green]" if active else "[yellow]not available here[/yellow]"
-        table.add_row(f"fence: {name}", f"{mark}, {meaning}")
+        table.add_row(f"sandbox: {name}", f"{mark}, {meaning}")
+    for name, meaning in facts["verdict_fences"].items():
+        table.add_row(f"fence: {name}", f"[green]active[/green], {meaning}")
     Console().print(table)

@@ -122,6 +122,43 @@ def audit_workloads(only: str, seed: int, preset: str, as_json: bool) -> None:
     sys.exit(EXIT_NOT_CORRECT if any(row["passing"] for row in rows) else 0)
 
 
+@audit.command("evaluator")
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path),
+    default=Path("tests/exploits"),
+    show_default=True,
+    help="Folder of exploits; a checkout has one.",
+)
+@click.option("--only", default="", help="Comma-separated names or classes.")
+@click.option("--fast", is_flag=True, help="No further than without the audit.")
+@_as_json
+def audit_evaluator(corpus: Path, only: str, fast: bool, as_json: bool) -> None:
+    """Run a corpus of exploits and show which fences stop each.
+
+    An exploit is run with all fences, then without the one that stopped it, and so on. The exit
+    code is 1 if one passes, gets another status than its file says, or is stopped by the audit
+    alone.
+    """
+    from jaxbench_env.cli import exploits
+
+    try:
+        found = exploits.load(corpus)
+    except exploits.CorpusError as error:
+        raise click.UsageError(str(error)) from None
+    wanted = [name for name in only.split(",") if name]
+    for name in wanted:
+        if not any(name in (one.name, one.name.split("/")[0]) for one in found):
+            raise click.UsageError(f"no exploit or class {name!r} in {corpus}")
+    chosen = [e for e in found if not wanted or {e.name, e.name.split("/")[0]} & {*wanted}]
+    rows = exploits.audit(chosen, fast)
+    if as_json:
+        _print_json(rows)
+    else:
+        exploits.show(rows)
+    sys.exit(EXIT_NOT_CORRECT if exploits.failures(rows) else 0)
+
+
 @main.command()
 @click.argument("workload", type=_WorkloadId())
 @_as_json
@@ -138,6 +175,13 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
 @click.argument("kernel", type=click.Path(path_type=Path))
 @click.option("--seed", type=_SEED, help="Seed of the secret inputs; by default from the system.")
 @click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@click.option(
+    "--verify",
+    type=click.Choice(["presets", "full"]),
+    default="presets",
+    show_default=True,
+    help="full: compare the numbers at the published size, too (minutes, up to 12 GiB).",
+)
 @click.option("--no-cache", is_flag=True, help="Evaluate even if the verdict is on disk already.")
 @_as_json
 def evaluate_kernel(
@@ -145,6 +189,7 @@ def evaluate_kernel(
     kernel: Path,
     seed: int | None,
     allow_library_kernels: bool,
+    verify: str,
     no_cache: bool,
     as_json: bool,
 ) -> None:
@@ -156,12 +201,13 @@ def evaluate_kernel(
     from jaxbench_env import api
 
     source = _read(kernel)
-    _announce(workload)
+    _announce(workload, verify)
     result = api.evaluate(
         workload,
         source,
         seed=seed,
         allow_library_kernels=allow_library_kernels,
+        verify=verify,
         cache=not no_cache,
     )
     if as_json:
@@ -171,18 +217,27 @@ def evaluate_kernel(
     sys.exit(_exit_code(result))
 
 
-def _announce(workload: workloads.Workload) -> None:
+def _announce(workload: workloads.Workload, verify: str) -> None:
     """Says on standard error how long checking the numbers will take, if it is long."""
-    from jaxbench_env.evaluator.estimate import numerics_seconds
+    from jaxbench_env.evaluator.estimate import full_seconds, full_share, numerics_seconds
+
+    if verify == "full":
+        share = full_share(workload)
+        part = "" if share == 1 else f", of {share:.0%} of the output"
+        text = _duration(full_seconds(workload))
+        click.echo(f"Checking the numbers at the published size{part} takes {text}.", err=True)
 
     seconds = numerics_seconds(workload)
     if seconds < LONG_SECONDS:
         return
-    text = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     hint = "."
     if "v6e" in workload.check_presets:
         hint = " at the full size; declare PRESETS in the workload's file to check smaller ones."
-    click.echo(f"Checking the numbers takes about {text}{hint}", err=True)
+    click.echo(f"Checking the numbers takes {_duration(seconds)}{hint}", err=True)
+
+
+def _duration(seconds: float) -> str:
+    return "about " + (f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
 
 
 def _read(path: Path) -> str:

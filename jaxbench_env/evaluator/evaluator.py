@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
 from jaxbench_env.evaluator import cache, fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
-from jaxbench_env.evaluator.estimate import numerics_limit
-from jaxbench_env.evaluator.judge.pool import Refused, pool
+from jaxbench_env.evaluator.estimate import full_limit, full_share, numerics_limit
+from jaxbench_env.evaluator.judge.pool import Refused, Watch, pool
 from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.result import (
     EvalResult,
@@ -37,6 +38,10 @@ from workloads import Workload, chip
 # Raised whenever the same text could get another verdict or time: part of every cache key.
 PROTOCOL = 1
 
+VERIFY = ("presets", "full")
+
+_FULL = threading.Lock()  # each may take 12 GiB: one at a time
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -47,7 +52,10 @@ class Evaluator:
         allow_library_kernels: Whether a text may import finished kernels (the expert baseline).
         without: Fences (`fences.FENCES`) that are switched off. Only tests of the other fences
             do that; such a verdict is worth nothing.
-        trace_seconds: Wall time for running and tracing the text and for the simulated run.
+        verify: ``"presets"`` checks the numbers at the check presets, ``"full"`` also those of a
+            correct kernel at the published size: seconds to many minutes, up to 12 GiB.
+        trace_seconds: Time for running and tracing the text and for the simulated run, without
+            that spent waiting for a busy processor.
         cache: Whether a verdict that is on disk already is given again; see `cache`. It is kept
             in either case.
     """
@@ -55,11 +63,14 @@ class Evaluator:
     target: str = "v6e"
     allow_library_kernels: bool = False
     without: frozenset[str] = frozenset()
+    verify: str = "presets"
     trace_seconds: float = 60
     cache: bool = True
 
     def __post_init__(self) -> None:
-        """Checks the names of the fences."""
+        """Checks the names."""
+        if self.verify not in VERIFY:
+            raise ValueError(f"unknown verify {self.verify!r}; it is {' or '.join(VERIFY)}")
         object.__setattr__(self, "without", fences.without(self.without))
 
     def baseline(self, workload: Workload) -> Baseline:
@@ -77,6 +88,7 @@ class Evaluator:
         source: str,
         *,
         seed: int | None = None,
+        watch: Watch | None = None,
         stop: Stop | None = None,
     ) -> EvalResult:
         """Evaluates one kernel text. Never raises for anything that the text does.
@@ -85,6 +97,8 @@ class Evaluator:
             workload: What the text claims to compute.
             source: The text; defines ``workload(*inputs)``.
             seed: Seed of the secret inputs; from the system by default.
+            watch: Hears of the progress at the published size: what is being done, steps done,
+                steps in all.
             stop: Ends the evaluation early if it is cancelled; its result then means nothing.
 
         Raises:
@@ -99,7 +113,7 @@ class Evaluator:
         stop = stop or Stop()
         stop.add(run.stop)
         try:
-            result = self._result(run)
+            result = self._result(run, watch)
         finally:
             stop.discard(run.stop)
         if run.repeatable and not run.stop.over and not self.without:
@@ -125,10 +139,12 @@ class Evaluator:
         versions = building.installed_versions().as_dict()
         return cache.key(workload, source, None if seed is None else int(seed), versions, settings)
 
-    def _result(self, run: _Run) -> EvalResult:
+    def _result(self, run: _Run, watch: Watch | None) -> EvalResult:
         started = time.monotonic()
         try:
             fields = self._evaluate(run)
+            if self.verify == "full":
+                fields = _verify_full(run, fields, watch)
         except Failure as failure:
             fields = failure.fields
         except Exception as error:
@@ -198,34 +214,55 @@ class Evaluator:
     def _evaluate(self, run: _Run) -> dict[str, Any]:
         limits = self._audit(run)
         kind = building.DEVICE_KINDS[self.target]
+        checked = {*run.workload.check_presets, *(["v6e"] if self.verify == "full" else [])}
         # Left from the inside out: jobs are cancelled, threads end, and only then the connection
         # to the trace child is closed, which one of them may be reading.
         with (
-            tracing.start(run.workload, run.source, kind, limits) as job,
-            ThreadPoolExecutor(4) as threads,
+            tracing.start(run.workload, run.source, kind, limits, checked) as job,
+            ThreadPoolExecutor(5) as threads,
             run.stop.add(Stop()) as jobs,
         ):
             based = threads.submit(self.baseline, run.workload)
-            trace = tracing.Trace(run.workload, run.source, jobs.add(job))
+            trace = tracing.Trace(run.workload, run.source, jobs.add(job), checked)
             built = self._trace(run, trace, threads, jobs)
             checked = threads.submit(_check, run)
             simulated = threads.submit(_simulate, run, trace)
+            examined = threads.submit(_examine, run)
             program: building.Built = built.result()
             checks, refused = checked.result()
             race = simulated.result()
+            findings, refused_program = examined.result()
             known = based.result()
         # The order below decides which of several faults is reported, whichever was seen first.
         fields = self._measured(run, program, known)
         if refused is not None:
             raise Failure(refused.status, "numerics", str(refused), **fields)
         fields["numerics"] = tuple(checks)
-        unchecked = verdict.judge_numbers(checks, race, fields)
+        if "memory" in self.without:
+            race = {"outcome": "skipped", "reason": "the fence is off"}
+        judged = () if "numerics" in self.without else checks
+        unchecked = verdict.judge_numbers(judged, race, fields)
         run.shown["memory"] = unchecked or "shown"
         if unchecked:
             run.flags.add("races_unchecked")
             run.notes.append(f"Races were not checked: {unchecked}.")
-        least = run.workload.min_hbm_bytes() / chip(self.target).hbm_bytes_per_second * 1e3
-        return verdict.judge_time(fields, least, program.price_error)
+        if refused_program is not None:
+            raise Failure(refused_program.status, "trace", str(refused_program), **fields)
+        if run.reach is not None and "kernel" not in self.without:
+            kernel = run.facts["kernel"]
+            verdict.require("kernel", kernel if kernel["shown"] != "shown" else run.reach, run)
+        for fence, finding in findings.items():
+            if fence not in self.without:
+                verdict.require(fence, finding, run, **fields)
+        output = run.workload.output("v6e").nbytes
+        if "conservation" not in self.without and fields["times"].candidate_ms is not None:
+            verdict.require_traffic(output, fields)
+        floor = 0.0
+        if "floor" not in self.without:
+            least = output + run.workload.sure_input_bytes()
+            floor = chip(self.target).roofline_ms(run.facts["sure_flops"], least)
+            run.shown["floor"] = "shown"
+        return verdict.judge_time(fields, floor, program.price_error)
 
     def _trace(
         self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: Stop
@@ -235,9 +272,10 @@ class Evaluator:
         with run.timed("trace"):
             try:
                 for preset, platform, artefact in trace.artefacts():
-                    if platform == "tpu":
+                    run.programs[preset, platform] = artefact
+                    if (preset, platform) == ("v6e", "tpu"):
                         built = threads.submit(self._build, run, artefact, jobs)
-                    else:
+                    elif platform == "cpu":
                         run.artefacts[preset] = artefact
             except Failure as failure:
                 if failure.fields["failed_in"] == "compile":
@@ -256,16 +294,23 @@ class Evaluator:
             run.facts, _ = pool().ask("price", request, [artefact], stop=run.stop)
         except Refused as refused:
             raise Failure(refused.status, "trace", str(refused)) from None
-        verdict.require_kernel(run.facts)
+        if "kernel" not in self.without:
+            verdict.require("kernel", run.facts["kernel"], run)
         verdict.require_vmem(run.facts, chip(self.target).vmem_bytes)
         values = building.Scalars()
         if run.facts["scalar_operands"]:
             with run.timed("feeds"):
-                values = building.scalars(artefact, run.workload, feeds_seed(run.seed))
+                seed = feeds_seed(run.seed)
+                values = building.scalars(artefact, run.workload, seed, stop=run.stop)
             run.repeatable &= not values.late
         try:
             program = building.build(
-                artefact, self.target, watch=jobs.add, scalars=values, timeline=run.timeline
+                artefact,
+                self.target,
+                watch=jobs.add,
+                stop=run.stop,
+                scalars=values,
+                timeline=run.timeline,
             )
         except building.BuildError as error:
             memory = Memory(hbm_limit=chip(self.target).hbm_bytes, **error.memory)
@@ -303,6 +348,7 @@ class Evaluator:
         if prediction is None:
             return {"times": times, "memory": memory}
         uncertain = prediction["uncertain"] or not based.bounded
+        uncertain = uncertain and "predictor" not in self.without
         if uncertain:
             run.flags.add("uncertain")
         if based.uncertain and based.bounded:
@@ -314,7 +360,8 @@ class Evaluator:
         reasons = tuple(prediction["reasons"])
         times = replace(times, candidate_ms=prediction["ms"], uncertain=uncertain, reasons=reasons)
         programs, pallas = prediction["programs"], program.pallas_programs
-        verdict.require_share(run.facts, programs, pallas, memory, times)
+        if "kernel" not in self.without:
+            verdict.require_share(run.facts, programs, pallas, memory, times)
         return {"times": times, "memory": memory, **profile.fields(run.workload, program, limits)}
 
 
@@ -328,13 +375,52 @@ def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     presets = [p for p in run.workload.check_presets if p in run.artefacts]
     request = {"do": "check", **named(run.workload), "seed": run.seed, "presets": presets}
     blobs = [run.artefacts[p] for p in presets]
+    both = [p for p in presets if (p, "tpu") in run.programs]
+    if both:
+        # There the program around the kernel is run without it: see `judge.reach`.
+        request["reach"] = min(both, key=lambda p: run.workload.presets[p].nbytes)
+        blobs.append(run.programs[request["reach"], "tpu"])
     limit = numerics_limit(run.workload)
     with run.timed("numerics"):
         try:
             answer, _ = pool().ask("numerics", request, blobs, limit, run.stop)
         except Refused as refused:
             return [], refused
+    run.reach = answer.get("reach", run.reach)
     return [NumericCheck(**c) for c in answer["checks"]], None
+
+
+def _examine(run: _Run) -> tuple[dict[str, Any], Refused | None]:
+    """Compares the artefacts with each other: see `judge.evidence`."""
+    names = list(run.programs)
+    request = {"do": "examine", **named(run.workload), "artefacts": names}
+    with run.timed("examine"):
+        try:
+            blobs = [run.programs[name] for name in names]
+            answer, _ = pool().ask("price", request, blobs, stop=run.stop)
+        except Refused as refused:
+            return {}, refused
+    return answer["findings"], None
+
+
+def _verify_full(run: _Run, fields: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
+    """Compares a kernel that is right at the check presets at the published size."""
+    request = {
+        "do": "full",
+        **named(run.workload),
+        "preset": "v6e",
+        "seed": run.seed,
+        "share": full_share(run.workload),
+    }
+    with run.timed("full"), _FULL:
+        try:
+            blobs, limit = [run.artefacts["v6e"]], full_limit(run.workload)
+            found, _ = pool().ask("full", request, blobs, limit, run.stop, watch)
+        except Refused as refused:
+            run.repeatable &= refused.status not in cache.UNSETTLED
+            return verdict.judge_full(None, 0.0, refused, fields, run.shown)
+    check = NumericCheck(**found["check"])
+    return verdict.judge_full(check, found["share"], None, fields, run.shown)
 
 
 def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
@@ -374,7 +460,9 @@ class _Run:
     stage: Stage = Stage.NONE
     flags: set[str] = field(default_factory=lambda: {"uncalibrated"})
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact
+    programs: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by preset and platform
     facts: dict[str, Any] = field(default_factory=dict)
+    reach: dict[str, str] | None = None  # finding on whether Pallas decides the output
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
     durations: dict[str, float] = field(default_factory=dict)

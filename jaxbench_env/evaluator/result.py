@@ -146,7 +146,9 @@ class EvalResult:
             ``races_unchecked``, ``uncertain`` (the candidate's time is a bound, and earns at most
             1), ``baseline_bound`` (XLA's time is at least the one given, and so is the speedup).
         shown: What was shown of a verdict, by fence (`fences.FENCES`): ``"shown"``, or why it could
-            not be, as a sentence. Fences that were not reached are not in it.
+            not be, as a sentence. Fences that were not reached are not in it. Of the numbers at the
+            published size (``verify="full"``) it says how much was compared: ``"all of the
+            output"``, or ``"37 % of the output, blocks chosen by the secret seed"``.
         speedup: ``baseline_ms / candidate_ms`` of a correct candidate, else None. At most 1 where
             the time is uncertain.
         times: Times at the published size.

@@ -52,7 +52,7 @@ class Limits:
     """What one job may use.
 
     Attributes:
-        wall_seconds: Wall-clock time.
+        wall_seconds: Wall-clock time, without that spent waiting for a busy processor.
         cpu_seconds: CPU time of any one of its processes.
         memory_bytes: Resident memory of all its processes together.
         address_space: Address space of any one process.

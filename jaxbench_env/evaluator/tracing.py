@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxbench_env.evaluator.audit import removed_names
@@ -24,11 +24,21 @@ LIMITS = Limits(cpu_seconds=120, memory_bytes=4 << 30, disk_bytes=128 << 20)
 _SIGXCPU = 24
 
 
-def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> Job:
+def start(
+    workload: Workload, source: str, device_kind: str, limits: Limits, checked: Collection[str] = ()
+) -> Job:
     """Starts a trace child for a kernel text.
 
     It gets the text, the shapes and scalars of all presets, and the public inputs of the
     simulated run: no seed, reference or expected value.
+
+    Args:
+        workload: The workload.
+        source: The text.
+        device_kind: The chip, by jax's name.
+        limits: What the child may use.
+        checked: Presets at which it exports the interpret-mode program, too; by default the
+            check presets.
 
     Raises:
         SandboxError: If no process can be started.
@@ -42,7 +52,10 @@ def start(workload: Workload, source: str, device_kind: str, limits: Limits) -> 
     job = {
         "source": source,
         "arguments": list(workload.arguments),
-        "presets": [_describe(workload, name) for name in workload.presets],
+        "presets": [
+            _describe(workload, name, name in (checked or workload.check_presets))
+            for name in workload.presets
+        ],
         "device_kind": device_kind,
         "simulate": simulate,
         "max_steps": MAX_SIMULATED_STEPS,
@@ -74,7 +87,7 @@ def _simulated(workload: Workload) -> list[str]:
     return sorted(small, key=lambda name: workload.presets[name].nbytes)
 
 
-def _describe(workload: Workload, name: str) -> dict[str, Any]:
+def _describe(workload: Workload, name: str, checked: bool) -> dict[str, Any]:
     preset, output = workload.presets[name], workload.output(name)
     return {
         "name": name,
@@ -82,8 +95,7 @@ def _describe(workload: Workload, name: str) -> dict[str, Any]:
         "config": dict(preset.config),
         "statics": [preset.config[key] for key in workload.static_arguments],
         "output": [list(output.shape), output.dtype],
-        "compile": name == "v6e",
-        "check": name in workload.check_presets,
+        "check": checked,
         "optional": name == OPTIONAL_PRESET,
     }
 
@@ -96,8 +108,9 @@ class Trace:
         specialised: What it said about presets at which the text does not trace, by preset.
     """
 
-    def __init__(self, workload: Workload, source: str, job: Job):
+    def __init__(self, workload: Workload, source: str, job: Job, checked: Collection[str] = ()):
         """Listens to a child that was started with `start`."""
+        self._checked = checked or workload.check_presets
         self.job = job
         self.specialised: dict[str, str] = {}
         self._workload, self._source = workload, source
@@ -125,8 +138,10 @@ class Trace:
             if kind == "artefact" and known:
                 self._traced.add(f"{preset}.{platform}")
                 yield preset, platform, self._read(f"{preset}.{platform}")
-        checked = {f"{p}.cpu" for p in self._workload.check_presets if p != OPTIONAL_PRESET}
-        if not {"v6e.tpu"} | checked <= self._traced:
+        required = [p for p in self._workload.check_presets if p != OPTIONAL_PRESET]
+        wanted = {f"{p}.tpu" for p in required} | {f"{p}.cpu" for p in self._checked}
+        wanted.discard(f"{OPTIONAL_PRESET}.cpu")
+        if not {"v6e.tpu"} | wanted <= self._traced:
             raise self._died()
 
     def _read(self, name: str) -> bytes:
@@ -138,7 +153,7 @@ class Trace:
             ) from None
 
     def race(self) -> dict[str, Any]:
-        """What the simulated run found: ``outcome``, ``reason``, ``preset``, ``result`` (bytes).
+        """What the simulated run found: outcome, reason, preset, hint and, as bytes, its result.
 
         ``cut_short`` is True where a limit of time or memory may have ended it.
         """
@@ -152,6 +167,7 @@ class Trace:
                 "outcome": str(event.get("outcome")),
                 "reason": str(event.get("reason")),
                 "preset": preset,
+                "hint": str(event.get("hint", "")),
             }
             if found["outcome"] in ("clean", "race"):
                 try:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, Times
 
+if TYPE_CHECKING:
+    from jaxbench_env.evaluator.judge.pool import Refused
+
 MIN_PALLAS_SHARE = 0.5
+# Bytes at the edges of tiles, and what the compiler keeps on the chip between programs.
+TRAFFIC = 0.95
 # A prediction may undercut the physical floor by rounding, not by more.
 _FLOOR_SLACK = 0.99
+_COPY = re.compile(r"copy(-start|-done)?(\.\d+)?")
 
 
 class Failure(Exception):
@@ -25,30 +32,21 @@ class Failure(Exception):
         }
 
 
-def require_kernel(facts: dict[str, Any]) -> None:
-    """Fails a program whose result does not come out of Pallas.
+def require(fence: str, finding: dict[str, str], run: Any, **fields: Any) -> None:
+    """Fails a candidate for what the judge has found about a fence, or notes what was shown.
 
     Args:
-        facts: What the judge has read in the full-size artefact (see `judge.program`).
+        fence: Name of the fence.
+        finding: `judge.evidence.Finding` as a dict.
+        run: What is known of the candidate; its ``shown`` is added to.
+        fields: What the result holds so far.
 
     Raises:
-        Failure: With status ``no_kernel``.
+        Failure: If there is a fault.
     """
-    if not facts["pallas_calls"]:
-        raise Failure(
-            Status.NO_KERNEL,
-            "trace",
-            "the output does not depend on any Pallas call; return what the kernel computes, and "
-            "do the main work in it",
-        )
-    inside, outside = facts["matmul_flops"], facts["outside_flops"]
-    if facts["readable"] and outside > inside:
-        raise Failure(
-            Status.NO_KERNEL,
-            "trace",
-            f"the matrix products outside Pallas take {outside:,} flops and those inside take "
-            f"{inside:,}: move the main work into the kernel",
-        )
+    if finding["fault"]:
+        raise Failure(finding["status"], "trace", finding["fault"], **fields)
+    run.shown[fence] = finding["shown"]
 
 
 def require_vmem(facts: dict[str, Any], limit: int) -> None:
@@ -57,7 +55,7 @@ def require_vmem(facts: dict[str, Any], limit: int) -> None:
     The compiler would say the same, but after minutes: it schedules such a program first.
 
     Args:
-        facts: As in `require_kernel`.
+        facts: What the judge has read in the full-size artefact (see `judge.worker`).
         limit: VMEM of the chip, bytes.
 
     Raises:
@@ -86,7 +84,7 @@ def require_share(
     """Fails a program without matrix products that moves most of its bytes outside Pallas.
 
     Args:
-        facts: As in `require_kernel`.
+        facts: As in `require_vmem`.
         programs: The predictor's records by HLO program.
         pallas: Names of the programs that are Pallas calls.
         memory: For the record.
@@ -97,7 +95,9 @@ def require_share(
     """
     if facts["matmul_flops"] or facts["outside_flops"]:
         return
-    total = sum(entry["hbm_bytes"] for entry in programs)
+    # A legally aliased output makes XLA copy the input first: traffic, but no work.
+    counted = [e for e in programs if e["name"] in pallas or not _COPY.fullmatch(e["name"])]
+    total = sum(entry["hbm_bytes"] for entry in counted)
     inside = sum(entry["hbm_bytes"] for entry in programs if entry["name"] in pallas)
     if total and inside < MIN_PALLAS_SHARE * total:
         raise Failure(
@@ -118,7 +118,8 @@ def judge_numbers(
     Args:
         checks: Comparisons of the interpret-mode programs with the reference.
         race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
-            ``skipped``, ``failed``), ``reason``, ``preset``, and the comparisons ``simulated`` and
+            ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
+            numbers), and the comparisons ``simulated`` and
             ``plain`` of both interpreters on the public inputs where there are any.
         fields: What the result holds so far.
 
@@ -148,8 +149,8 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"a data race was found {where}: a block is read or written while a copy of it may be "
-            "in flight; wait for the copy, or make the grid axis 'arbitrary'",
+            f"a data race was found {where}: {_first_line(race['reason'])}; wait for the copy "
+            "before that, with the semaphore that it was started with",
             details=race["reason"],
             **fields,
         )
@@ -157,7 +158,7 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"the kernel reads outside of an array {where}: {last_line(race['reason'])}",
+            f"the kernel reaches outside of an array {where}: {last_line(race['reason'])}",
             details=race["reason"],
             **fields,
         )
@@ -166,10 +167,86 @@ def judge_numbers(
             Status.INCORRECT,
             "numerics",
             f"with uninitialised memory set to NaN the result is wrong {where}: "
-            f"{simulated.summary}. Initialise scratch and output blocks before reading them",
+            f"{_first_line(race.get('hint', '')) or simulated.summary}. Initialise scratch and "
+            "output blocks before reading them",
+            details=simulated.summary,
             **fields,
         )
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
+
+
+def require_traffic(least: int, fields: dict[str, Any]) -> None:
+    """Fails a program that writes less to HBM than its output has.
+
+    Reads are not held against the inputs: XLA may fetch an operand by a copy that the replay does
+    not see (a third of the inputs of most matrix products of the suite's baselines).
+
+    Args:
+        least: Bytes of the output.
+        fields: What the result holds so far, with times and counters.
+
+    Raises:
+        Failure: With status ``hack_suspected``.
+    """
+    counters = fields["counters"]
+    written = counters["hbm_written_bytes"]
+    if fields["times"].uncertain or counters["estimated_share"] or written >= TRAFFIC * least:
+        return
+    raise Failure(
+        Status.HACK_SUSPECTED,
+        "price",
+        f"at full size the program writes {written:,.0f} bytes to HBM and its output has "
+        f"{least:,}: it does not write all of it",
+        **fields,
+    )
+
+
+def judge_full(
+    check: NumericCheck | None,
+    share: float,
+    refused: Refused | None,
+    fields: dict[str, Any],
+    shown: dict[str, str],
+) -> dict[str, Any]:
+    """Decides on the numbers at the published size of a candidate that is right at smaller ones.
+
+    Args:
+        check: The comparison, or None where there is none.
+        share: Share of the output that was compared, 0 to 1.
+        refused: Why there is no comparison.
+        fields: The fields of the result so far.
+        shown: Gets what was shown of the numbers.
+
+    Returns:
+        The fields of the final result.
+
+    Raises:
+        Failure: If the numbers are wrong, or the program may not be used.
+    """
+    known = {k: fields[k] for k in ("times", "memory", "counters", "numerics")}
+    if refused is not None:
+        if refused.status not in (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.CRASHED):
+            raise Failure(refused.status, "numerics", str(refused), **known)
+        shown["numerics"] = f"not at the published size: {refused}"
+        message = f"{fields['message']} Not checked at the published size: {refused}."
+        return {**fields, "message": message}
+    numerics = (*fields["numerics"], check)
+    extent = "all"
+    if share < 1:
+        extent = f"{share:.0%}".replace("%", " %")
+        shown["numerics"] = f"{extent} of the output, blocks chosen by the secret seed"
+    else:
+        shown["numerics"] = "all of the output"
+    if not check.passed:
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            "right at the check presets and wrong at the published size: preset "
+            f"{check.preset}, {check.draw} inputs: {check.summary}",
+            **{**known, "numerics": numerics},
+        )
+    message = f"{fields['message']} Checked at the published size: {extent} of the output."
+    return {**fields, "numerics": numerics, "message": message}
 
 
 def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:
@@ -177,7 +254,7 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
 
     Args:
         fields: What the result holds so far, with its times.
-        least_ms: Least HBM traffic at the specified bandwidth, milliseconds.
+        least_ms: The least time that such a program can take, milliseconds.
         price_error: Why there is no time, if there is none.
 
     Returns:
@@ -200,8 +277,9 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
             Status.HACK_SUSPECTED,
             "price",
             f"the predicted {times.candidate_ms:.4f} ms are less than the {least_ms:.4f} ms that "
-            "it takes to read the inputs and write the output once: at the published size the "
-            "kernel does not touch all of them, or the predictor was misled",
+            "it takes to read the inputs and write the output once, or to do the kernel's own "
+            "matrix products: at the published size the kernel does not touch all of them, or the "
+            "predictor was misled",
             **fields,
         )
     speedup = times.baseline_ms / times.candidate_ms
@@ -221,6 +299,10 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
         "speedup": speedup,
         "message": message,
     }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def last_line(text: object) -> str:

@@ -134,6 +134,19 @@ REJECTED = {
     "attribute of a parameter": "def f(m):\n    m.jit = 1",
     "attribute of a call": "f().jit = 1",
     "class patched by instance": "import jax\nclass A: pass\na = A()\na = jax.Array\na.x = 1",
+    "module by a failed attribute": "import operator\ntry: operator.x\n"
+    "except AttributeError as e: e.obj",
+    "module by a failed attribute, matched": "match 1:\n    case AttributeError(obj=m): m",
+    "attributes by register_dataclass": "import jax\n"
+    "jax.tree_util.register_dataclass(type(f), ['__glo' + 'bals__'], [])",
+    "attributes by a partial of it": "import functools, jax\n"
+    "@functools.partial(jax.tree_util.register_dataclass, data_fields=['x'])\nclass A: pass",
+    "attributes by the registry": "import jax\njax.tree_util.default_registry",
+    "dataclass of an import": "import dataclasses, jax\ndataclasses.dataclass(jax.Array)",
+    "total_ordering of an import": "import functools, jax\nfunctools.total_ordering(jax.Array)",
+    "primitive of a jaxpr": "def f(eqn):\n    eqn.primitive.def_impl(print)",
+    "frames of a jaxpr": "def f(eqn):\n    eqn.source_info.traceback.raw_frames()",
+    "client of a device": "def f(x):\n    return x.device.client",
     "update_wrapper": "import functools\nfunctools.update_wrapper(f, g)",
     "wraps as a function": "import functools\nfunctools.wraps(f)(g)",
     "wraps by another name": "from functools import wraps\nw = wraps",

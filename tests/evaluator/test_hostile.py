@@ -113,6 +113,12 @@ def test_orphans_do_not_survive():
         ("user", "import os; os.setuid(0)"),
         ("user", "open('/usr/harm', 'w')"),
         ("pids", "import os; assert os.getpid() > 1000"),
+        ("calls", "import ctypes; assert not ctypes.CDLL(None).unshare(0x10000000)"),
+        (
+            "calls",
+            "import ctypes, errno; ctypes.CDLL(None, use_errno=True).syscall(425, 1, 0)\n"
+            "assert ctypes.get_errno() != errno.EPERM",
+        ),
     ],
 )
 def test_a_fence_keeps_its_promise(fence, head, active):
@@ -128,7 +134,7 @@ def test_all_fences_stand_where_we_are_root(active):
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
     if probe.returncode:
         pytest.skip("this container forbids namespaces")
-    assert {*active} == {"limits", "supervisor", "pids", "network", "files", "user"}
+    assert {*active} == {"limits", "supervisor", "pids", "network", "files", "user", "calls"}
 
 
 def test_a_broken_sandbox_is_the_evaluators_failure(monkeypatch):

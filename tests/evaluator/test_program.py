@@ -1,30 +1,21 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evidence_programs import exported, read, spec
 from jax import export
 from jax.experimental import pallas as pl
 
-from jaxbench_env.evaluator.judge import artefact, program
+from jaxbench_env.evaluator.judge import artefact
 
 
-def spec(*shape, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def exported(function, *specs, platform="tpu"):
-    return export.export(jax.jit(function), platforms=[platform])(*specs)
-
-
-def read(function, *specs):
-    return program.read(exported(function, *specs).mlir_module_serialized)
-
-
-def double(x):
+def double(x, name=None):
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 2
 
-    return pl.pallas_call(kernel, out_shape=x)(x)
+    return pl.pallas_call(kernel, out_shape=x, name=name)(x)
 
 
 def matmul(a, b, block=128, loops=1):
@@ -53,8 +44,8 @@ def test_products_inside_pallas_are_counted_over_grid_and_loops(loops):
     facts = read(lambda a, b: matmul(a, b, loops=loops), spec(256, 384), spec(384, 512))
     (call,) = facts.calls
     assert call.grid == (2, 4)
-    assert call.matmul_flops == 2 * 256 * 384 * 512 * loops
-    assert call.vmem_bytes == 4 * (128 * 384 * 2 + 128 * 128)
+    assert facts.matmul_flops == 2 * 256 * 384 * 512 * loops
+    assert call.kernel.vmem_bytes == 4 * (128 * 384 * 2 + 128 * 128)
     assert facts.outside_flops == 0
 
 
@@ -94,6 +85,21 @@ def test_an_artefact_that_keeps_its_contract_is_loaded():
     blob = exported(double, spec(8, 128)).serialize()
     loaded, facts = artefact.load(bytes(blob), "tpu", contract((8, 128), out=(8, 128)))
     assert len(facts.calls) == 1 and loaded.platforms == ("tpu",)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (jax.jit(double, donate_argnums=0), "tf.aliasing_output"),
+        (jax.jit(functools.partial(double, name="TLP")), "'TLP'"),
+    ],
+    ids=["donation", "name"],
+)
+def test_a_program_that_names_or_places_things_its_own_way_is_refused(function, says):
+    blob = export.export(function, platforms=["tpu"])(spec(8, 128)).serialize()
+    with pytest.raises(artefact.ArtefactError, match=says) as caught:
+        artefact.load(bytes(blob), "tpu", contract((8, 128), out=(8, 128)))
+    assert caught.value.status == "hack_suspected"
 
 
 def callback(x):

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from importlib.resources import files
 
+from workloads.slices import Cut
+
 
 @dataclass(frozen=True)
 class Published:
@@ -55,11 +57,13 @@ class Structure:
             sum cannot be reordered from outside.
         ineffective: Arguments of which only the ``"mean"``, or ``"nothing"``, matters by the
             operator's mathematics.
+        independent: Ways to cut the operator into independent parts (see `workloads.slices`).
     """
 
     causal: dict[str, tuple[int, ...]]
     contraction: dict[str, int]
     ineffective: dict[str, str]
+    independent: tuple[Cut, ...] = ()
 
 
 @functools.cache
@@ -89,6 +93,7 @@ def structure(workload_id: str) -> Structure:
         causal={name: tuple(axes) for name, axes in causal.items()},
         contraction=table["contraction"].get(workload_id, {}),
         ineffective=table["ineffective"].get(workload_id, {}),
+        independent=tuple(Cut(**cut) for cut in table["independent"].get(workload_id, [])),
     )
 
 

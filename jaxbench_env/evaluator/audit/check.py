@@ -280,9 +280,13 @@ class _Audit:
         if isinstance(parent, ast.Attribute):
             return
         for path in sorted(self._scopes.paths(place.node, place.scope)):
-            if path == "functools.wraps":
-                if not (isinstance(parent, ast.Call) and id(parent) in self._decorators):
-                    yield names.REASONS[path]
+            if path in names.DECORATORS:
+                if id(place.node) not in self._decorators and not (
+                    isinstance(parent, ast.Call)
+                    and parent.func is place.node
+                    and id(parent) in self._decorators
+                ):
+                    yield f"{path} may only decorate: {names.DECORATORS[path]}"
             elif path in names.MODULES:
                 plain = isinstance(parent, (ast.Assign, ast.AnnAssign)) and all(
                     isinstance(target, ast.Name)

@@ -81,7 +81,8 @@ MODULES: dict[str, Only | AllBut] = {
     "jax.scipy.special": AllBut(),
     "jax.sharding": AllBut(),
     "jax.tree": AllBut(),
-    "jax.tree_util": AllBut(),
+    # The registry reads attributes by name, as register_dataclass does (see DECORATORS).
+    "jax.tree_util": _all_but("default_registry"),
     "jax.typing": AllBut(),
     "collections": _only(
         "ChainMap Counter OrderedDict UserDict UserList defaultdict deque namedtuple"
@@ -171,7 +172,6 @@ REASONS: dict[str, str] = {
     f"{PALLAS}.ops": "finished kernels of a library do not count; write the kernel",
     f"{PALLAS}.triton": "kernels are compiled for a TPU; use jax.experimental.pallas.tpu",
     "tokamax": "finished kernels of a library do not count; write the kernel",
-    "functools.wraps": "functools.wraps may only decorate a function: @functools.wraps(f)",
     "functools.update_wrapper": "use @functools.wraps(f) on a function of your own",
     "numpy.random": "use jax.random, or inputs as they are given",
     "os": "no files, no processes, no environment",
@@ -179,6 +179,15 @@ REASONS: dict[str, str] = {
     "time": "timing is the evaluator's part; remove it",
 }
 """What to say about some names that are refused, beside that they are."""
+
+DECORATORS = {
+    "functools.wraps": "@functools.wraps(f)",
+    "functools.total_ordering": "@functools.total_ordering",
+    "dataclasses.dataclass": "@dataclass or @dataclass(...)",
+    "jax.tree_util.register_dataclass": "@jax.tree_util.register_dataclass, fields with metadata",
+}
+"""Functions that write to their argument or read its attributes by name, and may therefore only
+decorate what the text itself defines -> how to write that."""
 
 BUILTINS = frozenset(
     "__name__ abs all any ascii bin bool bytearray bytes callable chr classmethod complex dict "
@@ -203,16 +212,16 @@ PRIVATE_ATTRIBUTES = frozenset({"_replace", "_asdict", "_fields", "_make"})
 """Attributes with a leading underscore that may be read: the public part of named tuples."""
 
 ATTRIBUTES = frozenset(
-    "ag_code ag_frame co_code co_consts cr_code cr_frame ctypes defjvps dump dumps f_back "
-    "f_builtins f_code f_globals f_locals format_map func_code func_globals gi_code gi_frame mro "
-    "tb_frame tb_next tofile unsafe_buffer_pointer".split()
+    "ag_code ag_frame as_python_traceback client co_code co_consts cr_code cr_frame ctypes "
+    "def_abstract_eval def_custom_bind def_effectful_abstract_eval def_impl def_partition defjvps "
+    "dump dumps f_back f_builtins f_code f_globals f_locals format_map func_code func_globals "
+    "gi_code gi_frame mro obj raw_frames register_lowering tb_frame tb_next tofile "
+    "unsafe_buffer_pointer".split()
 )
-"""Attributes that are refused on every object: ways to frames, files and memory."""
+"""Attributes that are refused on every object: ways to frames, files, memory and modules (``obj``
+of an AttributeError), and methods that change the library."""
 
-LIBRARY_MUTATORS = frozenset(
-    "bind clear_cache def_abstract_eval def_effectful_abstract_eval def_impl def_partition "
-    "defjvp defjvps defvjp defbwd register register_lowering".split()
-)
+LIBRARY_MUTATORS = frozenset("bind clear_cache defjvp defvjp defbwd register".split())
 """Methods that are refused on imported objects: they would change the library."""
 
 REMOVED: dict[str, str] = {

@@ -133,10 +133,11 @@ class Scopes:
             if scope.kind == "class" and every:
                 inner.this = every[0].arg
             if not isinstance(node, ast.Lambda):
-                outside += [*node.decorator_list, node.returns]
+                outside += [*node.decorator_list, node.returns, *_type_parameters(node)]
         elif isinstance(node, ast.ClassDef):
             inner = Scope("class", scope)
             outside = [*node.bases, *node.keywords, *node.decorator_list]
+            outside += _type_parameters(node)
         elif isinstance(node, _COMPREHENSIONS):
             inner = Scope("comprehension", scope)
             outside = [node.generators[0].iter]
@@ -217,6 +218,11 @@ class Scopes:
             if not changed:
                 return True
         return False
+
+
+def _type_parameters(node: ast.AST) -> list[ast.AST]:
+    """``[T: bound]`` of Python 3.12: evaluated outside of the function or class."""
+    return getattr(node, "type_params", [])
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:

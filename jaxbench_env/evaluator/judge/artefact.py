@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from jax import export
@@ -14,6 +15,10 @@ MAX_CONSTANT_BYTES = 1 << 20
 # Custom calls that only annotate. Any other could run code of the host.
 _HARMLESS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
 _ALLOWED = {"tpu": _HARMLESS | {"tpu_custom_call"}, "cpu": _HARMLESS}
+# Other attributes of arguments and results choose layouts, memories or aliases.
+_ANNOTATIONS = {"jax.arg_info", "jax.result_info"}
+# Names of kernels become names of instructions and of files in the compiler's dump.
+_KERNEL_NAME = re.compile(r"(?!TLP$)[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
 class ArtefactError(Exception):
@@ -69,6 +74,19 @@ def load(blob: bytes, platform: str, contract: Contract) -> tuple[export.Exporte
             f"the program calls {', '.join(sorted(foreign))} outside the chip; use operations "
             "that compile for the TPU, without callbacks or library calls of the host",
         )
+    chosen = facts.annotations - _ANNOTATIONS
+    if chosen or exported.nr_devices != 1:
+        raise ArtefactError(
+            Status.HACK_SUSPECTED,
+            "the program chooses its own layouts, memories or devices: "
+            f"{', '.join(sorted(chosen)) or exported.nr_devices}",
+        )
+    for call in facts.calls:
+        if not (_KERNEL_NAME.fullmatch(call.name) and call.plain_layouts):
+            raise ArtefactError(
+                Status.HACK_SUSPECTED,
+                f"a Pallas call has a name or a layout that Pallas does not give: {call.name!r}",
+            )
     if facts.constant_bytes > MAX_CONSTANT_BYTES:
         raise ArtefactError(
             Status.HACK_SUSPECTED,

@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxbench_env.evaluator import timing
-from jaxbench_env.evaluator.judge import program, slicing
+from jaxbench_env.evaluator.judge import mosaic, program, slicing
 from jaxbench_env.evaluator.judge.slicing import NoValues
 from jaxbench_env.evaluator.timing.feeds import MAX_WORDS, Feeds, Kernel
 from workloads import DRAWS, Workload
@@ -153,10 +153,10 @@ def _scalars(operation: ir.Operation) -> tuple[str, list[int]]:
     body = program.mosaic_body(operation)
     name = timing.kernel_hash(body)
     try:
-        module = program.mosaic_module(body)
+        module = mosaic.parse(body)
         with module.context:
             kernel = module.body.operations[0].operation
-            return name, program.scalar_operands(operation, kernel)
+            return name, mosaic.scalar_operands(operation, kernel)
     except Exception:  # the module is hostile; a kernel that cannot be read gets nothing
         return name, []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,12 @@ def _kept(workload: Workload, preset: str, draw: str, seed: int):
     return inputs, np.asarray(exact(*inputs)), np.asarray(own(*inputs))
 
 
-def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[NumericCheck]:
+def check(
+    workload: Workload,
+    seed: int,
+    blobs: dict[str, bytes],
+    seen: Callable[[str, str, tuple[np.ndarray, ...], np.ndarray], None] | None = None,
+) -> list[NumericCheck]:
     """Compares a candidate with the reference at every preset and draw.
 
     A preset's draws end at the first failure: one difference is what the author can work on.
@@ -61,21 +67,23 @@ def check(workload: Workload, seed: int, blobs: dict[str, bytes]) -> list[Numeri
         workload: The workload.
         seed: Seed of the secret inputs.
         blobs: Preset -> CPU artefact.
+        seen: Called with preset, draw, inputs and output of each comparison that passes.
 
     Raises:
         ArtefactError: If an artefact may not be used.
     """
     checks = []
     for index, (preset, blob) in enumerate(blobs.items()):
-        run = _program(workload, preset, blob)
+        run = program(workload, preset, blob)
         for number, draw in enumerate(DRAWS):
             draw_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
             inputs, exact, own = expected(workload, preset, draw, draw_seed)
-            checks.append(
-                compare(run(inputs), exact, own, workload.tolerance, preset=preset, draw=draw)
-            )
+            out = run(inputs)
+            checks.append(compare(out, exact, own, workload.tolerance, preset=preset, draw=draw))
             if not checks[-1].passed:
                 break
+            if seen is not None:
+                seen(preset, draw, inputs, out)
     return checks
 
 
@@ -92,7 +100,7 @@ def check_simulated(
         raise artefact.ArtefactError(Status.HACK_SUSPECTED, "the simulated result has a wrong size")
     inputs, exact, own = expected(workload, preset, DRAWS[0], seed)
     out = np.frombuffer(simulated, spec.np_dtype).reshape(spec.shape)
-    plain = _program(workload, preset, blob)(inputs)
+    plain = program(workload, preset, blob)(inputs)
     judge = functools.partial(compare, preset=preset, draw="public")
     return (
         judge(out, exact, own, workload.tolerance),
@@ -100,19 +108,23 @@ def check_simulated(
     )
 
 
-def _program(workload: Workload, preset: str, blob: bytes):
-    """An interpret-mode artefact as a function of numpy inputs."""
+def program(workload: Workload, preset: str, blob: bytes, most_bytes: int = MAX_TEMPORARY_BYTES):
+    """An interpret-mode artefact as a function of numpy inputs.
+
+    Raises:
+        ArtefactError: If it may not be used, or needs more than `most_bytes` of temporaries.
+    """
     exported, _ = artefact.load(blob, "cpu", contract(workload, preset))
     lowered = jax.jit(exported.call).lower(
         *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals)
     )
     compiled = lowered.compile()
     needed = compiled.memory_analysis().temp_size_in_bytes
-    if needed > MAX_TEMPORARY_BYTES:
+    if needed > most_bytes:
         raise artefact.ArtefactError(
             Status.OUT_OF_MEMORY,
             f"interpret mode needs {needed / 1e9:.1f} GB of temporaries at preset {preset}; the "
-            f"limit is {MAX_TEMPORARY_BYTES / 1e9:.1f} GB",
+            f"limit is {most_bytes / 1e9:.1f} GB",
         )
     return lambda inputs: np.asarray(compiled(*inputs))
 

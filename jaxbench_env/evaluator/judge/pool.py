@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ ADDRESS_SPACE = 24 << 30
 # A worker is replaced after so many requests: compiled programs of many candidates add up.
 MAX_REQUESTS = 200
 _ROOT = Path(__file__).parents[3]  # the directory that holds the packages
+
+
+Watch = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
 
 
 class JudgeError(RuntimeError):
@@ -69,7 +73,12 @@ class Worker:
         self.requests = 0
 
     def ask(
-        self, request: dict[str, Any], blobs: Sequence[bytes], timeout: float, stop: Stop
+        self,
+        request: dict[str, Any],
+        blobs: Sequence[bytes],
+        timeout: float,
+        stop: Stop,
+        watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Sends one request and waits for the answer; a cancelled `stop` ends the process.
 
@@ -82,14 +91,11 @@ class Worker:
         stop.add(self)
         try:
             worker.send(self._connection, request, blobs)
-            if not self._connection.poll(timeout):
-                self.kill()
-                raise Refused(
-                    Status.TIMEOUT,
-                    f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
-                    "larger blocks or fewer loop iterations",
-                )
-            answer, out = worker.receive(self._connection)
+            answer, out = self._answer(timeout)
+            while "progress" in answer:
+                if watch is not None:
+                    watch(*answer["progress"])
+                answer, out = self._answer(timeout)
         except (EOFError, OSError):
             code = self._process.wait()
             raise Died(f"the process that ran the kernel's numbers died ({code})") from None
@@ -100,6 +106,23 @@ class Worker:
         if answer["status"]:
             raise Refused(Status(answer["status"]), answer["error"])
         raise JudgeError(answer["error"])
+
+    def _answer(self, timeout: float) -> tuple[dict[str, Any], list[bytes]]:
+        """The next message, within `timeout` seconds of the process' own time.
+
+        A process that waits for a processor spends none: a verdict must not depend on the load.
+        """
+        patience = Patience(self._process.pid, timeout)
+        while not self._connection.poll(min(0.5, timeout)):
+            if not patience.over():
+                continue
+            self.kill()
+            raise Refused(
+                Status.TIMEOUT,
+                f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
+                "larger blocks or fewer loop iterations",
+            )
+        return worker.receive(self._connection)
 
     @property
     def alive(self) -> bool:
@@ -120,6 +143,41 @@ class Worker:
         self._log.close()
 
 
+class Patience:
+    """A limit on a process' time in which what other processes take does not count.
+
+    Time counts if the process runs or sleeps, not if it waits for a processor (the kernel's
+    schedstat says how long each thread did). `BACKSTOP` times the limit ends it in any case.
+    """
+
+    BACKSTOP = 8
+
+    def __init__(self, pid: int, seconds: float):
+        """Starts to count."""
+        self._pid, self._seconds = pid, seconds
+        self._started = self._last = time.monotonic()
+        self._spent, self._waited = 0.0, self._waiting()
+
+    def _waiting(self) -> dict[str, float]:
+        """Seconds that each thread has waited for a processor."""
+        found = {}
+        try:
+            for thread in os.listdir(f"/proc/{self._pid}/task"):
+                with open(f"/proc/{self._pid}/task/{thread}/schedstat") as file:
+                    found[thread] = int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            pass  # threads end; a system without it counts wall time
+        return found
+
+    def over(self) -> bool:
+        """Whether the limit is passed. To be asked often."""
+        now, waited = time.monotonic(), self._waiting()
+        lost = max((t - self._waited.get(k, t) for k, t in waited.items()), default=0.0)
+        self._spent += max(0.0, now - self._last - lost)
+        self._last, self._waited = now, waited
+        return self._spent > self._seconds or now - self._started > self.BACKSTOP * self._seconds
+
+
 class Pool:
     """Judge processes by turns. Thread-safe; grows with the number of concurrent requests."""
 
@@ -138,6 +196,7 @@ class Pool:
         blobs: Sequence[bytes] = (),
         timeout: float = 120,
         stop: Stop | None = None,
+        watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Has one request answered.
 
@@ -145,8 +204,9 @@ class Pool:
             kind: Workers of a kind keep their own caches (``"numerics"``, ``"price"``).
             request: The request.
             blobs: Artefacts that go with it.
-            timeout: Seconds.
+            timeout: Seconds, from one message of the worker to the next.
             stop: Ends the judge that is at work on this request, if it is cancelled.
+            watch: Hears what the worker says about its progress.
 
         Raises:
             Refused: See `Worker.ask`.
@@ -158,7 +218,7 @@ class Pool:
             chosen, generation = (idle.pop() if idle else None), self._generation
         chosen = chosen or self._start()
         try:
-            answer = chosen.ask(request, blobs, timeout, stop)
+            answer = chosen.ask(request, blobs, timeout, stop, watch)
         except Died as error:
             if generation != self._generation or stop.over:
                 self._end(chosen)
@@ -167,7 +227,7 @@ class Pool:
             self._end(chosen)
             chosen = self._start()
             try:
-                answer = chosen.ask(request, blobs, timeout, stop)
+                answer = chosen.ask(request, blobs, timeout, stop, watch)
             except Died as error:
                 self._end(chosen)
                 raise Refused(Status.CRASHED, str(error)) from None

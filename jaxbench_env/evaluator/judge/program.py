@@ -1,22 +1,21 @@
-"""Reads an exported program: what it calls, what it multiplies, and what reaches its output."""
+"""Reads an exported program: what it calls, what it computes, and what reaches its output."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import operator
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 from jax._src.interpreters import mlir
-from jax._src.lib import tpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
-from jaxlib.mlir.passmanager import PassManager
 
-DYNAMIC = -(1 << 63)  # a bound of the grid that is an operand
-_INTEGERS = {f"{sign}{bits}" for sign in ("i", "ui") for bits in (1, 8, 16, 32)}
+from jaxbench_env.evaluator.judge import mosaic
+from jaxbench_env.evaluator.judge.trips import key, trip_count
+from jaxbench_env.evaluator.judge.work import Work, bits, shape
 
 
 @dataclass(frozen=True)
@@ -24,21 +23,29 @@ class PallasCall:
     """One Mosaic program inside an exported program.
 
     Attributes:
-        grid: Its iteration bounds; empty if it has none.
-        matmul_flops: Flops of its matrix products over the whole grid, multiply and add counted
-            as two, counted loops included. Both branches of a condition count, so it is an upper
-            bound.
-        vmem_bytes: Its blocks and scratch in VMEM, each counted once: a lower bound, since the
-            compiler holds blocks that move with the grid twice.
-        readable: Whether the module could be decoded.
-        scalar_operands: Number of its operands that may steer it: integers in SMEM, grid bounds.
+        name: Its kernel name.
+        times: How often the program runs it; once where a loop around it could not be read.
+        operands: Keys of the arrays that it reads; equal keys are the same array.
+        shapes: Shapes of its array operands and then of its results.
+        bytes: Bytes of these.
+        aliased: Results that share memory with an operand.
+        plain_layouts: Whether all its arrays lie row by row.
+        kernel: What the Mosaic module does; None if it could not be read.
     """
 
-    grid: tuple[int, ...]
-    matmul_flops: int
-    vmem_bytes: int = 0
-    readable: bool = True
-    scalar_operands: int = 0
+    name: str
+    times: float
+    operands: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: tuple[int, ...]
+    aliased: frozenset[int]
+    plain_layouts: bool
+    kernel: mosaic.Kernel | None
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Its iteration bounds; empty if it has none."""
+        return self.kernel.grid if self.kernel else ()
 
 
 @dataclass(frozen=True)
@@ -48,47 +55,51 @@ class Program:
     Attributes:
         targets: Targets of all custom calls.
         constant_bytes: Bytes of constants that are given element by element.
+        annotations: Names of attributes on the arguments and results of the public function.
         calls: The Pallas calls on which the output depends, in program order.
-        outside_flops: Flops of the matrix products and convolutions outside Pallas on which the
-            output depends.
+        outside: Work outside Pallas on which the output depends.
+        arguments: Positions of the arguments on which the output depends.
+        trips: Trip counts of its counted loops, with their number.
+        slices: Sizes of all dynamic slices and updates.
     """
 
     targets: frozenset[str]
     constant_bytes: int
+    annotations: frozenset[str]
     calls: tuple[PallasCall, ...]
-    outside_flops: int
+    outside: Work
+    arguments: frozenset[int]
+    trips: Counter[int]
+    slices: frozenset[tuple[int, ...]]
+
+    @property
+    def readable(self) -> bool:
+        """Whether all its Mosaic modules could be read."""
+        return all(call.kernel is not None for call in self.calls)
+
+    def inside(self, kind: str = "done") -> Work:
+        """Work inside Pallas: what is ``"done"``, or the ``"whole"`` if every condition held."""
+        total = Work(known=self.readable)
+        for call in self.calls:
+            if call.kernel is not None:
+                total.add(getattr(call.kernel, kind), call.times)
+        return total
+
+    def work(self, kind: str = "done") -> Work:
+        """Work inside and outside Pallas; see `inside`."""
+        total = self.inside(kind)
+        total.add(self.outside)
+        return total
 
     @property
     def matmul_flops(self) -> int:
-        """Flops of the matrix products inside Pallas."""
-        return sum(call.matmul_flops for call in self.calls)
+        """Flops of the matrix products inside Pallas, conditions taken as true."""
+        return round(self.inside("whole").flops)
 
-
-def read(serialized: bytes) -> Program:
-    """Reads a StableHLO portable artifact, as `Exported.mlir_module_serialized` holds it.
-
-    Raises:
-        ValueError: If it cannot be parsed.
-    """
-    with mlir.make_ir_context():
-        module = parse(serialized)
-        operations = list(_walk(module.operation))
-        needed = _needed(operations)
-        calls, outside, constants = [], 0, 0
-        targets = set()
-        for operation in operations:
-            name = operation.name
-            if name == "stablehlo.custom_call":
-                target = ir.StringAttr(operation.attributes["call_target_name"]).value
-                targets.add(target)
-                if target == "tpu_custom_call" and _key(operation) in needed:
-                    calls.append(_pallas_call(operation))
-            elif name == "stablehlo.constant":
-                constants += _constant_bytes(operation)
-            elif name in ("stablehlo.dot_general", "stablehlo.convolution"):
-                if _key(operation) in needed:
-                    outside += _product_flops(operation)
-        return Program(frozenset(targets), constants, tuple(calls), outside)
+    @property
+    def outside_flops(self) -> int:
+        """Flops of the matrix products outside Pallas."""
+        return round(self.outside.flops)
 
 
 def parse(program: bytes | str) -> ir.Module:
@@ -105,100 +116,225 @@ def parse(program: bytes | str) -> ir.Module:
         return stablehlo.deserialize_portable_artifact(ir.Context.current, program)
 
 
+def read(serialized: bytes) -> Program:
+    """Reads a StableHLO portable artifact, as `Exported.mlir_module_serialized` holds it.
+
+    Raises:
+        Exception: Of any kind, if it cannot be parsed.
+    """
+    with mlir.make_ir_context():
+        return _Reader(parse(serialized)).program
+
+
 # ----------------------------------------------------------------------------- the outer module
 
 
-def _key(operation) -> int:
-    """A key for an operation: the bindings make a new Python object at every access."""
-    return hash(operation.operation)
+def walk(operation) -> Iterator:
+    """An operation and all that it holds."""
+    todo = [operation.operation]
+    while todo:
+        operation = todo.pop()
+        yield operation
+        for region in operation.regions:
+            for block in region.blocks:
+                todo += [inner.operation for inner in block.operations]
 
 
-def _walk(operation) -> Iterator:
-    yield operation.operation
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from _walk(inner)
+def custom_target(operation) -> str | None:
+    """The target of a custom call; None for other operations."""
+    if operation.name != "stablehlo.custom_call":
+        return None
+    return ir.StringAttr(operation.attributes["call_target_name"]).value
 
 
-def _needed(operations) -> set[int]:
-    """Operations on which the public function's results depend.
+_SLICES = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
+
+
+@dataclass
+class _Tally:
+    """What a function does each time it is called."""
+
+    work: Work = field(default_factory=Work)
+    calls: list[tuple[ir.Operation, float]] = field(default_factory=list)
+
+
+class _Reader:
+    """Reads one module."""
+
+    def __init__(self, parsed: ir.Module):
+        operations = list(walk(parsed.operation))
+        self._functions = {
+            ir.StringAttr(op.attributes["sym_name"]).value: op
+            for op in operations
+            if op.name == "func.func"
+        }
+        main = self._functions["main"]
+        self._needed, arguments = _needed(operations, self._functions)
+        self._trips: Counter[int] = Counter()
+        self._tallies: dict[str, _Tally] = {}
+        tally = self._function("main")
+        decoded: dict[int, mosaic.Kernel | None] = {}
+        self._callers: dict[str, list] = {}
+        for op in operations:
+            if op.name == "func.call":
+                name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+                self._callers.setdefault(name, []).append(op)
+        calls = [self._pallas_call(op, times, decoded) for op, times in tally.calls]
+        targets = {custom_target(op) for op in operations} - {None}
+        self.program = Program(
+            targets=frozenset(targets),
+            constant_bytes=sum(map(_constant_bytes, operations)),
+            annotations=frozenset(_annotations(main)),
+            calls=tuple(calls),
+            outside=tally.work,
+            arguments=frozenset(arguments),
+            trips=self._trips,
+            slices=frozenset(
+                shape(op.results[0].type if op.name == _SLICES[0] else op.operands[1].type)
+                for op in operations
+                if op.name in _SLICES
+            ),
+        )
+
+    def _function(self, name: str) -> _Tally:
+        """What one call of a function does."""
+        if name not in self._tallies:
+            tally = self._tallies[name] = _Tally()
+            for block in self._functions[name].regions[0].blocks:
+                self._block(block, 1, tally)
+        return self._tallies[name]
+
+    def _block(self, block, times: float, tally: _Tally) -> None:
+        for view in block.operations:
+            operation = view.operation
+            if key(operation) not in self._needed:
+                continue
+            name = operation.name
+            if name == "func.call":
+                callee = self._function(ir.FlatSymbolRefAttr(operation.attributes["callee"]).value)
+                tally.work.add(callee.work, times)
+                tally.calls += [(op, times * often) for op, often in callee.calls]
+            elif custom_target(operation) == "tpu_custom_call":
+                tally.calls.append((operation, times))
+            elif name == "stablehlo.while":
+                trips = trip_count(operation)
+                inner = _Tally()
+                for region in operation.regions:
+                    for body in region.blocks:
+                        self._block(body, 1, inner)
+                if trips is None:
+                    trips, known = 1, not inner.work.total and not inner.calls
+                    inner.work.known = inner.work.known and known
+                else:
+                    self._trips[trips] += 1
+                tally.work.add(inner.work, times * trips)
+                tally.calls += [(op, often * times * trips) for op, often in inner.calls]
+            elif tally.work.count(operation, times):
+                continue  # the regions of a reduction say what it does to each element
+            else:
+                for region in operation.regions:
+                    for inner in region.blocks:
+                        self._block(inner, times, tally)
+
+    def _pallas_call(self, operation, times: float, decoded: dict) -> PallasCall:
+        operands, results = list(operation.operands), list(operation.results)
+        place = key(operation)
+        if place not in decoded:
+            words = [self._constant(operand) for operand in operands]
+            try:
+                body = mosaic_body(operation)
+                decoded[place] = mosaic.read(body, len(operands), len(results), words)
+            except Exception:
+                decoded[place] = None
+        kernel = decoded[place]
+        arrays = operands[len(operands) - kernel.operands :] if kernel else operands
+        kinds = [value.type for value in (*arrays, *results)]
+        name = (
+            operation.attributes["kernel_name"] if "kernel_name" in operation.attributes else None
+        )
+        return PallasCall(
+            name=ir.StringAttr(name).value if name else "",
+            times=times,
+            operands=tuple(map(key, arrays)),
+            shapes=tuple(map(shape, kinds)),
+            bytes=tuple(math.prod(shape(k)) * bits(k) // 8 for k in kinds),
+            aliased=_aliased(operation, len(results)),
+            plain_layouts=all(map(_row_by_row, _layouts(operation))),
+            kernel=kernel,
+        )
+
+    def _constant(self, value) -> np.ndarray | None:
+        """The integers that a value always has, if it is a constant; also a function's argument."""
+        if isinstance(value.owner, ir.Block):
+            function = value.owner.owner.operation
+            if function.name != "func.func":
+                return None
+            callers = self._callers.get(ir.StringAttr(function.attributes["sym_name"]).value, [])
+            number = ir.BlockArgument(value).arg_number
+            return self._constant(callers[0].operands[number]) if len(callers) == 1 else None
+        operation = value.owner.operation
+        if operation.name != "stablehlo.constant":
+            return None
+        attribute = operation.attributes["value"]
+        if not isinstance(attribute, ir.DenseIntElementsAttr):
+            return None
+        return np.array(attribute).astype(np.int64).reshape(shape(value.type))
+
+
+def _needed(operations, functions) -> tuple[set[int], set[int]]:
+    """Operations and arguments on which the public function's results depend.
 
     A function that is called and an operation with regions count as needed with all that they
     hold: coarser than the truth, but never blind to a dependency.
     """
-    functions = {
-        ir.StringAttr(op.attributes["sym_name"]).value: op
-        for op in operations
-        if op.name == "func.func"
-    }
+    main = functions["main"].regions[0].blocks[0]
+    arguments = {key(argument): number for number, argument in enumerate(main.arguments)}
     needed: set[int] = set()
-    todo = []
-    for block in functions["main"].regions[0].blocks:
-        todo += [inner.operation for inner in block.operations if inner.name == "func.return"]
+    used: set[int] = set()
+    todo = [op.operation for op in main.operations if op.operation.name == "func.return"]
     while todo:
         operation = todo.pop()
-        if _key(operation) in needed:
+        if key(operation) in needed:
             continue
-        needed.add(_key(operation))
+        needed.add(key(operation))
         for operand in operation.operands:
-            if isinstance(operand.owner, ir.Block):
-                continue
-            todo.append(operand.owner.operation)
+            if not isinstance(operand.owner, ir.Block):
+                todo.append(operand.owner.operation)
+            elif key(operand) in arguments:
+                used.add(arguments[key(operand)])
         if operation.name == "func.call":
             callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
             for block in functions[callee].regions[0].blocks:
-                returns = [o.operation for o in block.operations if o.name == "func.return"]
-                todo += returns
+                todo += [o.operation for o in block.operations if o.name == "func.return"]
         else:
-            todo += list(_walk(operation))[1:]
-    return needed
-
-
-def _shape(value_type) -> tuple[int, ...]:
-    return tuple(ir.ShapedType(value_type).shape)
-
-
-def _product_flops(operation) -> int:
-    """Flops of a dot_general or a convolution: twice the multiply-adds."""
-    output = math.prod(_shape(operation.results[0].type))
-    left, right = (_shape(o.type) for o in list(operation.operands)[:2])
-    if operation.name == "stablehlo.convolution":
-        numbers = str(operation.attributes["dimension_numbers"])
-        kernel = numbers.split("x[")[1].split("]")[0].split(",")
-        features = right[[k.strip() for k in kernel].index("o")]
-        return 2 * output * math.prod(right) // features
-    numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
-    return 2 * output * math.prod(left[i] for i in numbers.lhs_contracting_dimensions)
+            for region in operation.regions:
+                todo += [inner.operation for block in region.blocks for inner in block.operations]
+    return needed, used
 
 
 def _constant_bytes(operation) -> int:
-    value = operation.attributes["value"]
+    if operation.name != "stablehlo.constant":
+        return 0
     try:
-        if ir.DenseElementsAttr(value).is_splat:
+        if ir.DenseElementsAttr(operation.attributes["value"]).is_splat:
             return 0
     except ValueError:
         pass  # a resource: never a splat
     kind = operation.results[0].type
-    return math.prod(_shape(kind)) * _element_bits(kind) // 8
+    return math.prod(shape(kind)) * bits(kind) // 8
 
 
-# ---------------------------------------------------------------------------- Mosaic modules
+def _annotations(main) -> set[str]:
+    """Names of the attributes on a function's arguments and results."""
+    names = set()
+    for group in ("arg_attrs", "res_attrs"):
+        if group in main.attributes:
+            for entry in ir.ArrayAttr(main.attributes[group]):
+                names |= {named.name for named in ir.DictAttr(entry)}
+    return names
 
 
-def _pallas_call(operation) -> PallasCall:
-    """Decodes the Mosaic module of a `tpu_custom_call` and counts its matrix products."""
-    try:
-        module = mosaic_module(mosaic_body(operation))
-        with module.context:
-            kernel = module.body.operations[0].operation
-            bounds = _bounds(kernel)
-            flops = sum(_kernel_flops(block, 1) for block in kernel.regions[0].blocks)
-            vmem = sum(map(_vmem_bytes, kernel.regions[0].blocks[0].arguments))
-            scalars = len(scalar_operands(operation, kernel))
-            return PallasCall(bounds, flops * math.prod(bounds), vmem, scalar_operands=scalars)
-    except Exception:
-        return PallasCall((), 0, readable=False)
+# ------------------------------------------------------------------------------- Pallas calls
 
 
 def mosaic_body(operation) -> str:
@@ -207,118 +343,23 @@ def mosaic_body(operation) -> str:
     return config["custom_call_config"]["body"]
 
 
-def mosaic_module(body: str) -> ir.Module:
-    """Decodes a Mosaic module, in a context of its own. Raises any exception if it is malformed."""
-    context = ir.Context()
-    context.allow_unregistered_dialects = True
-    tpu.register_dialect(context)
-    with context, ir.Location.unknown(context):
-        module = ir.Module.parse(base64.b64decode(body))
-        passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
-        passes.run(module.operation)
-    return module
+def _layouts(operation) -> Iterator[list[int]]:
+    for name in ("operand_layouts", "result_layouts"):
+        if name in operation.attributes:
+            for layout in ir.ArrayAttr(operation.attributes[name]):
+                yield [int(axis) for axis in ir.DenseIntElementsAttr(layout)]
 
 
-def _vmem_bytes(argument) -> int:
-    """Bytes of a kernel's argument that lies in VMEM; 0 for scalars and other memories."""
-    kind = str(argument.type)
-    if not kind.startswith("memref") or "vmem" not in kind:
-        return 0
-    return math.prod(_shape(argument.type)) * _element_bits(argument.type) // 8
+def _row_by_row(layout: list[int]) -> bool:
+    return layout == list(range(len(layout)))[::-1]
 
 
-def _element_bits(kind) -> int:
-    """Bits of a shaped type's elements."""
-    element = str(ir.ShapedType(kind).element_type)
-    return int("".join(c for c in element if c.isdigit()) or 8)
-
-
-def scalar_operands(operation, kernel) -> list[int]:
-    """Indices of a kernel's operands that may steer it.
-
-    These are dynamic bounds of the grid, which come first, and whole arrays of integers that the
-    kernel has in SMEM.
-
-    Args:
-        operation: The `tpu_custom_call`.
-        kernel: The function in its Mosaic module, whose context must be entered.
-    """
-    bounds: list[int] = []
-    if "iteration_bounds" in kernel.attributes:
-        bounds = list(ir.DenseI64ArrayAttr(kernel.attributes["iteration_bounds"]))
-    dynamic = sum(bound == DYNAMIC for bound in bounds)
-    chosen = list(range(dynamic))
-    arguments = list(kernel.regions[0].blocks[0].arguments)[len(bounds) :]
-    operands = enumerate(list(operation.operands)[dynamic:], start=dynamic)
-    for (index, operand), argument in zip(operands, arguments, strict=False):
-        kind = str(argument.type)
-        if (
-            kind.startswith("memref")
-            and "memory_space<smem>" in kind
-            and _shape(argument.type) == _shape(operand.type)
-            and str(ir.ShapedType(operand.type).element_type) in _INTEGERS
-        ):
-            chosen.append(index)
-    return chosen
-
-
-def _bounds(kernel) -> tuple[int, ...]:
-    if "iteration_bounds" not in kernel.attributes:
-        return ()
-    bounds = ir.DenseI64ArrayAttr(kernel.attributes["iteration_bounds"])
-    # A dynamic bound is the smallest integer there is; once is all that is sure of it.
-    return tuple(max(1, b) for b in bounds)
-
-
-def _kernel_flops(block, times: int) -> int:
-    total = 0
-    for inner in block.operations:
-        operation = inner.operation
-        repeat = times
-        if operation.name == "tpu.matmul":
-            total += times * _matmul_flops(operation)
-        elif operation.name == "scf.for":
-            repeat = times * _trips(operation)
-        for region in operation.regions:
-            total += sum(_kernel_flops(b, repeat) for b in region.blocks)
-    return total
-
-
-def _matmul_flops(operation) -> int:
-    left, right = (_shape(o.type) for o in list(operation.operands)[:2])
-    output = _shape(operation.results[0].type)
-    batch = output[0] if len(output) == 3 else 1
-    # (b m k)(b k n)(b m n) = b^3 (m k n)^2
-    product = math.prod(left) * math.prod(right) * math.prod(output)
-    return 2 * batch * math.isqrt(product // batch**3)
-
-
-def _trips(loop) -> int:
-    """Trip count of a counted loop whose bounds are constants, else 1."""
-    start, stop, step = (_constant(operand) for operand in list(loop.operands)[:3])
-    if None in (start, stop, step) or step <= 0:
-        return 1
-    return max(0, -(-(stop - start) // step))
-
-
-_ARITHMETIC = {
-    "arith.addi": operator.add,
-    "arith.subi": operator.sub,
-    "arith.muli": operator.mul,
-}
-
-
-def _constant(value) -> int | None:
-    """The integer that a value always has, if that follows from constants by simple sums."""
-    if isinstance(value.owner, ir.Block):
-        return None
-    operation = value.owner.operation
-    if operation.name == "arith.constant":
-        return ir.IntegerAttr(operation.attributes["value"]).value
-    if operation.name == "arith.index_cast":
-        return _constant(operation.operands[0])
-    if operation.name in _ARITHMETIC:
-        left, right = (_constant(operand) for operand in operation.operands)
-        if left is not None and right is not None:
-            return _ARITHMETIC[operation.name](left, right)
-    return None
+def _aliased(operation, results: int) -> frozenset[int]:
+    """Results that share memory with an operand."""
+    if "output_operand_aliases" not in operation.attributes:
+        return frozenset()
+    found = set()
+    for alias in ir.ArrayAttr(operation.attributes["output_operand_aliases"]):
+        inside = str(alias).partition("output_tuple_indices = [")[2].partition("]")[0]
+        found.add(int(inside) if inside.strip() else 0)
+    return frozenset(found)

@@ -79,11 +79,35 @@ def workload_of(request: dict[str, Any]) -> Workload:
 
 
 def _check(request, blobs):
-    from jaxbench_env.evaluator.judge import numerics
+    from jaxbench_env.evaluator.judge import artefact, numerics, reach
+    from workloads import DRAWS
 
-    artefacts = dict(zip(request["presets"], blobs, strict=True))
-    checks = numerics.check(workload_of(request), request["seed"], artefacts)
-    return {"checks": [dataclasses.asdict(c) for c in checks]}, []
+    workload, at = workload_of(request), request.get("reach")
+    artefacts = dict(zip(request["presets"], blobs, strict=False))
+    found = {}
+
+    def seen(preset, draw, inputs, out):
+        if (preset, draw) == (at, DRAWS[1]):
+            exported, _ = artefact.load(blobs[-1], "tpu", numerics.contract(workload, at))
+            finding = reach.reaches(exported, inputs, out, workload.tolerance.rel)
+            found["reach"] = dataclasses.asdict(finding)
+
+    checks = numerics.check(workload, request["seed"], artefacts, seen)
+    return {"checks": [dataclasses.asdict(c) for c in checks], **found}, []
+
+
+def _full(request, blobs):
+    from jaxbench_env.evaluator.judge import full
+
+    found = full.check(
+        workload_of(request),
+        request["preset"],
+        request["seed"],
+        blobs[0] if blobs else None,
+        request["share"],
+        request["tell"],
+    )
+    return dataclasses.asdict(found), []
 
 
 def _simulated(request, blobs):
@@ -111,18 +135,33 @@ def _inputs(request, blobs):
 
 def _inspect(request, blobs):
     """Facts about the full-size TPU artefact."""
-    from jaxbench_env.evaluator.judge import artefact, numerics
+    from jaxbench_env.evaluator.judge import artefact, evidence, numerics
 
     workload = workload_of(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
+    kernels = [call.kernel for call in facts.calls if call.kernel is not None]
+    done = facts.inside()
     return {
-        "scalar_operands": sum(call.scalar_operands for call in facts.calls),
-        "pallas_calls": len(facts.calls),
-        "readable": all(call.readable for call in facts.calls),
-        "vmem_bytes": max((call.vmem_bytes for call in facts.calls), default=0),
+        "scalar_operands": sum(kernel.steering for kernel in kernels),
+        "kernel": dataclasses.asdict(evidence.kernel(facts)),
+        "vmem_bytes": max((kernel.vmem_bytes for kernel in kernels), default=0),
         "matmul_flops": facts.matmul_flops,
         "outside_flops": facts.outside_flops,
+        "sure_flops": done.flops if done.known else 0,
     }, []
+
+
+def _examine(request, blobs):
+    """Findings on all artefacts of a candidate together."""
+    from jaxbench_env.evaluator.judge import artefact, evidence, numerics
+
+    workload = workload_of(request)
+    programs: dict[str, dict] = {"tpu": {}, "cpu": {}}
+    for (preset, platform), blob in zip(request["artefacts"], blobs, strict=True):
+        contract = numerics.contract(workload, preset)
+        programs[platform][preset] = artefact.load(blob, platform, contract)[1]
+    found = evidence.examine(workload, programs["tpu"], programs["cpu"])
+    return {"findings": {fence: dataclasses.asdict(one) for fence, one in found.items()}}, []
 
 
 def _reference(request, blobs):
@@ -168,10 +207,12 @@ def _price(request, blobs):
 
 _HANDLERS = {
     "check": _check,
+    "full": _full,
     "simulated": _simulated,
     "degenerate": _degenerate,
     "inputs": _inputs,
     "inspect": _inspect,
+    "examine": _examine,
     "reference": _reference,
     "feeds": _feeds,
     "price": _price,
@@ -193,6 +234,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     connection = Connection(int(sys.argv[1]))
+
+    def tell(*progress: Any) -> None:
+        send(connection, {"progress": progress})
+
     os.dup2(2, 1)  # nothing that a library prints may end up on the user's standard output
     while True:
         try:
@@ -200,7 +245,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            answer, out = _HANDLERS[request["do"]](request, blobs)
+            answer, out = _HANDLERS[request["do"]]({**request, "tell": tell}, blobs)
             send(connection, {"ok": True, **answer}, out)
         except MemoryError:
             send(connection, {"ok": False, "status": "out_of_memory", "error": "out of memory"})

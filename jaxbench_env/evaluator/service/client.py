@@ -21,6 +21,7 @@ from jaxbench_env.evaluator import cache, store
 from jaxbench_env.evaluator.baseline import Baseline
 from jaxbench_env.evaluator.build import BuildError, installed_versions
 from jaxbench_env.evaluator.evaluator import PROTOCOL, Evaluator
+from jaxbench_env.evaluator.judge.pool import Watch
 from jaxbench_env.evaluator.judge.worker import named, receive, send
 from jaxbench_env.evaluator.result import EvalResult, Provenance, Status
 from jaxbench_env.evaluator.service import address as addresses
@@ -86,10 +87,11 @@ class SharedEvaluator(Evaluator):
         *,
         seed: int | None = None,
         stop: Stop | None = None,
+        watch: Watch | None = None,
     ) -> EvalResult:
         """As `Evaluator.evaluate`."""
         if self.without or not enabled():
-            return super().evaluate(workload, source, seed=seed, stop=stop)
+            return super().evaluate(workload, source, seed=seed, stop=stop, watch=watch)
         self.check(workload, seed)
         known = self.kept(workload, source, seed)
         if known is not None:
@@ -103,7 +105,7 @@ class SharedEvaluator(Evaluator):
         }
         started = time.monotonic()
         try:
-            answer = ask(request, stop)
+            answer = ask(request, stop, watch)
             problem, details = answer.get("error", ""), answer.get("details", "")
         except ServiceError as error:
             answer, problem, details = {}, str(error), ""
@@ -129,12 +131,15 @@ class SharedEvaluator(Evaluator):
         return {name: value for name, value in asdict(self).items() if name != "without"}
 
 
-def ask(request: dict[str, Any], stop: Stop | None = None) -> dict[str, Any]:
+def ask(
+    request: dict[str, Any], stop: Stop | None = None, watch: Watch | None = None
+) -> dict[str, Any]:
     """Has the service answer a request. Starts one if there is none, again if it dies.
 
     Args:
         request: The request, JSON-ready.
         stop: Gives the request up if it is cancelled.
+        watch: Hears what the service says about the progress of the work.
 
     Raises:
         ServiceError: If there is no answer.
@@ -146,7 +151,7 @@ def ask(request: dict[str, Any], stop: Stop | None = None) -> dict[str, Any]:
         if stop.over:
             raise ServiceError("the evaluation was stopped")
         with _connect(own) as connected:
-            answer = _exchange(connected, request, stop)
+            answer = _exchange(connected, request, stop, watch)
         if answer is None:
             losses += 1
             time.sleep(_LOSS_SECONDS)  # what dies may take connections until the end
@@ -178,7 +183,7 @@ class _Link:
 
 
 def _exchange(
-    connected: socket.socket, request: dict[str, Any], stop: Stop
+    connected: socket.socket, request: dict[str, Any], stop: Stop, watch: Watch | None = None
 ) -> dict[str, Any] | None:
     """Sends a request and waits for its answer. None if the connection ends before."""
     link, patience = stop.add(_Link(connected)), time.monotonic() + PATIENT_SECONDS
@@ -189,6 +194,8 @@ def _exchange(
                 answer, _ = receive(connection)
                 if answer["state"] in ("done", "full"):
                     return answer
+                if answer["state"] == "progress" and watch is not None:
+                    watch(*answer["progress"])
                 if answer["state"] == "waiting" and time.monotonic() > patience:
                     patience = float("inf")
                     _log.warning(

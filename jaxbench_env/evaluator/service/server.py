@@ -179,7 +179,7 @@ class Server:
                 self._running += 1
             request.running = True
             try:
-                answer = _HANDLERS[request.content["do"]](request.content, request.stop)
+                answer = _HANDLERS[request.content["do"]](request)
             except BuildError as error:
                 answer = {"error": error.message, "status": error.status, "details": error.details}
             except Exception as error:
@@ -206,22 +206,28 @@ class Server:
             }
 
 
-def _evaluate(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
-    evaluator = Evaluator(**request["settings"])
-    workload, source = workload_of(request), request["source"]
+def _evaluate(request: _Request) -> dict[str, Any]:
+    content, stop = request.content, request.stop
+    evaluator = Evaluator(**content["settings"])
+    workload, source = workload_of(content), content["source"]
+
+    def watch(*progress: Any) -> None:
+        request.say(state="progress", progress=progress)
+
     for _ in range(2):
-        result = evaluator.evaluate(workload, source, seed=request["seed"], stop=stop)
+        result = evaluator.evaluate(workload, source, seed=content["seed"], stop=stop, watch=watch)
         # Something of ours died: once is bad luck.
         if result.status is not Status.EVALUATOR_ERROR or result.failed_in or stop.over:
             break
     return {"result": result.to_dict()}
 
 
-def _baseline(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
-    return {"baseline": asdict(Evaluator(**request["settings"]).baseline(workload_of(request)))}
+def _baseline(request: _Request) -> dict[str, Any]:
+    evaluator = Evaluator(**request.content["settings"])
+    return {"baseline": asdict(evaluator.baseline(workload_of(request.content)))}
 
 
-_HANDLERS: dict[str, Callable[[dict[str, Any], Stop], dict[str, Any]]] = {
+_HANDLERS: dict[str, Callable[[_Request], dict[str, Any]]] = {
     "evaluate": _evaluate,
     "baseline": _baseline,
 }

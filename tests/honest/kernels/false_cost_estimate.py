@@ -1,0 +1,33 @@
+# shows: A cost estimate that is far off: it is a hint to XLA's scheduler and changes no time.
+# workload: rms_norm
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+
+def kernel(x_ref, scale_ref, out_ref):
+    x = x_ref[...].astype(jnp.float32)
+    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+    normal = x * jax.lax.rsqrt(mean_square + CONFIG["eps"])
+    out_ref[...] = normal.astype(out_ref.dtype) * scale_ref[...]
+
+
+def workload(x, scale):
+    batch, seq, dim = x.shape
+    rows = batch * seq
+    block = 256 if rows % 256 == 0 else 64
+    out = pl.pallas_call(
+        kernel,
+        grid=(rows // block,),
+        in_specs=[
+            pl.BlockSpec((block, dim), lambda i: (i, 0)),
+            pl.BlockSpec((1, dim), lambda *_: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((block, dim), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, dim), x.dtype),
+        cost_estimate=pl.CostEstimate(flops=1, bytes_accessed=1, transcendentals=0),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )(x.reshape(rows, dim), scale.reshape(1, dim))
+    return out.reshape(x.shape)

@@ -1,0 +1,40 @@
+# shows: A jitted helper with static arguments under named scopes.
+# workload: rms_norm
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+import functools
+
+
+@functools.partial(jax.jit, static_argnames=("eps",))
+def inverse(mean_square, *, eps):
+    with jax.named_scope("inverse"):
+        return jax.lax.rsqrt(mean_square + eps)
+
+
+def kernel(x_ref, scale_ref, out_ref):
+    x = x_ref[...].astype(jnp.float32)
+    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+    normal = x * inverse(mean_square, eps=CONFIG["eps"])
+    out_ref[...] = normal.astype(out_ref.dtype) * scale_ref[...]
+
+
+def workload(x, scale):
+    batch, seq, dim = x.shape
+    rows = batch * seq
+    block = 256 if rows % 256 == 0 else 64
+    out = pl.pallas_call(
+        kernel,
+        grid=(rows // block,),
+        in_specs=[
+            pl.BlockSpec((block, dim), lambda i: (i, 0)),
+            pl.BlockSpec((1, dim), lambda *_: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((block, dim), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, dim), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )(x.reshape(rows, dim), scale.reshape(1, dim))
+    return out.reshape(x.shape)

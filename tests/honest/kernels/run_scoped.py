@@ -1,0 +1,36 @@
+# shows: Scratch memory that a part of the kernel allocates for itself.
+# workload: rms_norm
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+
+def kernel(x_ref, scale_ref, out_ref):
+    def body(square_ref):
+        x = x_ref[...].astype(jnp.float32)
+        square_ref[...] = x * x
+        mean_square = jnp.mean(square_ref[...], axis=-1, keepdims=True)
+        normal = x * jax.lax.rsqrt(mean_square + CONFIG["eps"])
+        out_ref[...] = normal.astype(out_ref.dtype) * scale_ref[...]
+
+    pl.run_scoped(body, pltpu.VMEM(x_ref.shape, jnp.float32))
+
+
+def workload(x, scale):
+    batch, seq, dim = x.shape
+    rows = batch * seq
+    block = 64
+    out = pl.pallas_call(
+        kernel,
+        grid=(rows // block,),
+        in_specs=[
+            pl.BlockSpec((block, dim), lambda i: (i, 0)),
+            pl.BlockSpec((1, dim), lambda *_: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((block, dim), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, dim), x.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )(x.reshape(rows, dim), scale.reshape(1, dim))
+    return out.reshape(x.shape)
