@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,7 @@ def test_everything_that_decides_a_verdict_is_in_its_name(tmp_path, monkeypatch)
         name(settings={**SETTINGS, "protocol": 2}),
         name(settings={**SETTINGS, "target": "v5e"}),
         name(settings={**SETTINGS, "allow_library_kernels": True}),
+        name(settings={**SETTINGS, "verify": "full"}),
         *(name(workload=w) for w in (bumped, resized, mine, edited, workloads.get("gemm"))),
         name(workload=workloads.get("26k")),
         name(workload=workloads.get("26k", "published")),
@@ -135,6 +137,23 @@ def test_a_simulated_run_that_was_cut_short_is_not_kept(attempts, directory, mon
     verdict = Evaluator().evaluate(RMS_NORM, attempts["ok"], seed=1)
     assert verdict.correct and "races_unchecked" in verdict.flags
     assert not files(directory)
+
+
+@pytest.mark.parametrize("status", ["timeout", "out_of_memory", "crashed"])
+def test_a_check_at_full_size_that_was_cut_short_is_not_kept(status, monkeypatch):
+    def refuse(*_):
+        raise evaluating.Refused(Status(status), "took too long")
+
+    fields = {"message": "", "times": None, "memory": None, "counters": {}, "numerics": ()}
+    monkeypatch.setattr(evaluating, "pool", lambda: SimpleNamespace(ask=refuse))
+    run = evaluating._Run(RMS_NORM, "text", 1, artefacts={"v6e": b""})
+    assert "Not checked" in evaluating._verify_full(run, fields, None)["message"]
+    assert not run.repeatable
+
+
+def test_presets_and_full_size_have_verdicts_of_their_own():
+    keys = {Evaluator(verify=v)._key(RMS_NORM, "text", 1) for v in evaluating.VERIFY}
+    assert len(keys) == 2
 
 
 GARBAGE = {

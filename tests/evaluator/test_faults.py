@@ -83,6 +83,7 @@ def test_a_killed_program_leaves_nothing_behind(tmp_path):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_a_killed_service_leaves_nothing_behind(tmp_path):
     code = (
         "import os, signal\n"
@@ -96,6 +97,7 @@ def test_a_killed_service_leaves_nothing_behind(tmp_path):
     until(lambda: not marked(str(tmp_path)) and not work_directories(tmp_path))
 
 
+@pytest.mark.slow
 def test_two_programs_with_one_cache_agree(tmp_path, attempts):
     code = (
         f"print(jaxbench_env.evaluate('rms_norm', {attempts['wrong_signature']!r}, seed=1)"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import gymnasium as gym
@@ -21,7 +22,8 @@ from jaxbench_env.cli import main
 from jaxbench_env.evaluator import baseline as baselines
 from jaxbench_env.evaluator import sandbox
 from jaxbench_env.evaluator.judge import pool
-from jaxbench_env.evaluator.service import address, client
+from jaxbench_env.evaluator.judge.worker import receive
+from jaxbench_env.evaluator.service import address, client, server
 from jaxbench_env.evaluator.service.client import SharedEvaluator
 from jaxbench_env.evaluator.service.turns import Turns
 from jaxbench_env.evaluator.stop import Stop
@@ -97,6 +99,7 @@ def test_a_verdict_is_the_same_wherever_it_is_made(attempts):
     assert status()["served"] >= 4
 
 
+@pytest.mark.slow
 def test_clients_have_no_processes_of_their_own(monkeypatch, attempts):
     monkeypatch.setattr(sandbox, "_sandboxes", {})
     monkeypatch.setattr(pool, "_pools", {})
@@ -163,6 +166,7 @@ def test_killed_judges_and_zygotes_are_replaced(attempts):
     assert status()["pid"] == service
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_replaced(monkeypatch):
     evaluate("rms_norm", QUICK)
     hung = status()["pid"]
@@ -192,6 +196,7 @@ def test_a_service_that_cannot_start_is_the_evaluators_failure(monkeypatch, tmp_
     assert verdict.details == "" and verdict.message.count("dead again") >= 1
 
 
+@pytest.mark.slow
 def test_who_gives_up_ends_only_what_is_its_own(attempts):
     stop = Stop()
     with ThreadPoolExecutor(2) as threads:
@@ -282,6 +287,53 @@ def test_a_socket_lies_where_only_its_user_can_go(monkeypatch, tmp_path):
     open_to_all.rmdir()
     open_to_all.symlink_to("/tmp")
     assert address.directory() != open_to_all
+
+
+def test_without_a_directory_for_a_socket_each_works_alone_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(address, "directory", lambda: None)
+    monkeypatch.setattr(client, "ask", None)
+    client._warn_of_no_directory.cache_clear()
+    for _ in range(2):
+        assert evaluate("rms_norm", "").status == "syntax_error"
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "This process evaluates by itself" in caplog.text
+    monkeypatch.setenv("JAXBENCH_SERVICE", "off")
+    client._warn_of_no_directory.cache_clear()
+    evaluate("rms_norm", "")
+    assert len(caplog.records) == 1
+
+
+def test_progress_is_told_before_the_answer():
+    ours, theirs = address.socket.socketpair()
+    steps = [["running the kernel", 1, 3], ["comparing", 2, 3]]
+
+    def serve():
+        with theirs, Connection(os.dup(theirs.fileno())) as connection:
+            request = server._Request(receive(connection)[0], connection)
+            for step in steps:
+                request.say(state="progress", progress=step)
+                request.say(state="running", waiting=0, workers=1)
+            request.answer(heard=request.content["do"])
+
+    with ours, ThreadPoolExecutor(1) as threads:
+        served, seen = threads.submit(serve), []
+        answer = client._exchange(ours, {"do": "x"}, Stop(), lambda *step: seen.append([*step]))
+        served.result()
+    assert answer["heard"] == "x" and seen == steps
+
+
+@pytest.mark.slow
+def test_numbers_at_the_published_size_come_from_the_service_with_progress():
+    own, seen = FIXTURES / "workloads", []
+    text = (own / "relu_matmul_kernel.py").read_text()
+    evaluator = SharedEvaluator(verify="full")
+    for _ in range(2):
+        result = evaluator.evaluate(
+            workloads.get(own / "relu_matmul.py"), text, seed=1, watch=lambda *s: seen.append(s)
+        )
+        assert result.correct and result.shown["numerics"] == "all of the output"
+    assert seen[0] == ("drawing inputs", 0, seen[0][2]) and len(seen) == seen[0][2]
+    assert "cache" in result.durations  # the second time there was nothing to tell
 
 
 def test_another_user_is_not_talked_to(monkeypatch):

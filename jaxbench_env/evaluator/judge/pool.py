@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from jaxbench_env.evaluator.sandbox import TPU_ENVIRONMENT
 from jaxbench_env.evaluator.stop import Stop
 
 ADDRESS_SPACE = 24 << 30
-# A worker is replaced after so many requests: compiled programs of many candidates add up.
+# A worker is replaced after so many requests, or when it still holds so much memory after one: what
+# jax remembers of many candidates adds up.
 MAX_REQUESTS = 200
+MAX_RESIDENT_BYTES = 2 << 30
 _ROOT = Path(__file__).parents[3]  # the directory that holds the packages
 
 
@@ -127,7 +130,19 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it can take another request."""
-        return self._process.poll() is None and self.requests < MAX_REQUESTS
+        return (
+            self._process.poll() is None
+            and self.requests < MAX_REQUESTS
+            and self.resident_bytes() <= MAX_RESIDENT_BYTES
+        )
+
+    def resident_bytes(self) -> int:
+        """Memory of the process; 0 if there is none, or on a system that does not say."""
+        try:
+            with open(f"/proc/{self._process.pid}/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
 
     def kill(self) -> None:
         """Ends the process; another thread that waits for its answer sees it end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -48,13 +49,29 @@ class ServiceError(RuntimeError):
 def enabled() -> bool:
     """Whether work goes to the service: ``JAXBENCH_SERVICE=off`` keeps it in this process.
 
+    So does a machine without a directory for its socket; the first time a warning says so.
+
     Raises:
         ValueError: If the variable is neither ``on`` nor ``off``.
     """
     chosen = os.environ.get("JAXBENCH_SERVICE") or "on"
     if chosen not in ("on", "off"):
         raise ValueError(f"JAXBENCH_SERVICE is 'on' or 'off', not {chosen!r}")
-    return chosen == "on" and addresses.directory() is not None
+    if chosen == "off":
+        return False
+    found = addresses.directory() is not None
+    if not found:
+        _warn_of_no_directory()
+    return found
+
+
+@functools.cache
+def _warn_of_no_directory() -> None:
+    _log.warning(
+        "no evaluation service: neither $XDG_RUNTIME_DIR nor the temporary directory has room for "
+        "a socket that only this user can reach. This process evaluates by itself, as with "
+        "JAXBENCH_SERVICE=off"
+    )
 
 
 @dataclass(frozen=True)
