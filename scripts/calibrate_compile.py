@@ -55,7 +55,7 @@ def main() -> None:
 
     workload = workloads.get(name, variant="published")
     preset = workload.presets[TARGET]
-    batch = ()
+    shapes = {name: spec.shape for name, spec in preset.args.items()}
     if text is None:
         function = functools.partial(workload.reference, preset.config)
         scalars = ()
@@ -63,15 +63,16 @@ def main() -> None:
         scope = {"CONFIG": preset.config, "__name__": "kernel"}
         exec(compile(text, program, "exec"), scope)  # our own text
         function = scope["workload"]
-        batch = (scope["BATCH"],) if "BATCH" in scope else ()
+        if "published_shapes" in scope:
+            shapes = scope["published_shapes"](shapes)
         scalars = tuple(preset.config[key] for key in workload.static_arguments)
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name="v6e:1x1", chips_per_host_bounds=(1, 1, 1), num_slices=1
     )
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     specs = [
-        jax.ShapeDtypeStruct((*batch, *spec.shape), np.dtype(spec.dtype), sharding=device)
-        for spec in preset.args.values()
+        jax.ShapeDtypeStruct(shapes[name], np.dtype(spec.dtype), sharding=device)
+        for name, spec in preset.args.items()
     ]
 
     def run(*arrays):
@@ -85,7 +86,8 @@ def main() -> None:
     seconds = time.monotonic() - started
     Path("hlo.txt").write_text(compiled.as_text())
     versions = {p: importlib.metadata.version(p) for p in ("jax", "jaxlib", "libtpu")}
-    Path("meta.json").write_text(json.dumps({"compile_seconds": seconds, **versions}))
+    record = {"compile_seconds": seconds, "shapes": shapes, **versions}
+    Path("meta.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -31,13 +31,15 @@ def conv_transpose3d_layer_norm_gelu_scaling(CONFIG, x, conv_weight, conv_bias, 
     """gelu(layer norm over the width of the transposed convolution + conv_bias) * scaling.
 
     z[b,o,2d+i-1,2h+j-1,2w+l-1] += x[b,c,d,h,w] * conv_weight[c,o,i,j,l], positions outside
-    dropped: a plain convolution, with flipped taps, of the input with zeros between its values.
+    dropped: a plain convolution, with flipped taps, of the input with zeros between its values,
+    which are written out as in the published suite.
     """
+    stride, edge = CONFIG["stride"], CONFIG["kernel"] - 1 - CONFIG["padding"]
+    spread = [(size - 1) * stride + 1 for size in x.shape[2:]]
+    apart = jnp.zeros((*x.shape[:2], *spread), x.dtype)
+    apart = apart.at[:, :, ::stride, ::stride, ::stride].set(x)
     taps = jnp.flip(conv_weight, (2, 3, 4)).swapaxes(0, 1)
-    edge = CONFIG["kernel"] - 1 - CONFIG["padding"]
-    z = lax.conv_general_dilated(
-        x, taps, (1, 1, 1), [(edge, edge)] * 3, lhs_dilation=(CONFIG["stride"],) * 3
-    )
+    z = lax.conv_general_dilated(apart, taps, (1, 1, 1), [(edge, edge)] * 3)
     z = z + conv_bias[:, None, None, None]
     mean = jnp.mean(z, axis=-1, keepdims=True)
     var = jnp.var(z, axis=-1, keepdims=True)

@@ -17,15 +17,15 @@ def paged_attention(CONFIG, queries, k_pages, v_pages, kv_lens, page_indices, cu
     """
     num_seqs, (_, q_heads, dim) = page_indices.shape[0], queries.shape
     kv_heads = k_pages.shape[2]
-    q = queries[cu_q_lens[:-1]]
+    q = queries[cu_q_lens[:-1]][:, None]
     k = k_pages[page_indices].reshape(num_seqs, -1, kv_heads, dim)
     v = v_pages[page_indices].reshape(num_seqs, -1, kv_heads, dim)
     k = jnp.repeat(k, q_heads // kv_heads, axis=2)
     v = jnp.repeat(v, q_heads // kv_heads, axis=2)
-    scores = jnp.einsum("nhd,nthd->nht", q, k) * CONFIG["scale"]
+    scores = jnp.einsum("nqhd,nthd->nhqt", q, k) * CONFIG["scale"]
     valid = jnp.arange(k.shape[1])[None, :] < kv_lens[:, None]
-    scores = jnp.where(valid[:, None, :], scores, CONFIG["mask_fill"])
-    return jnp.einsum("nht,nthd->nhd", jax.nn.softmax(scores, axis=-1), v)
+    scores = jnp.where(valid[:, None, None, :], scores, CONFIG["mask_fill"])
+    return jnp.einsum("nhqt,nthd->nqhd", jax.nn.softmax(scores, axis=-1), v)[:, 0]
 
 
 def ragged_paged_attention(CONFIG, queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs):

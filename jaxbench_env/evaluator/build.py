@@ -238,6 +238,7 @@ def _price(
         return None, "the compiler's dump holds something other than files", None
     known = {"kernels": list(values.kernels), "problem": values.problem}
     request = {"do": "price", "dump": str(dump), "least": least, **known}
+    request["compiler"] = str(installed_versions())
     if timeline is not None:
         request["timeline"] = asdict(timeline)
     try:

@@ -36,7 +36,7 @@ from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
 # Raised whenever the same text could get another verdict or time: part of every cache key.
-PROTOCOL = 1
+PROTOCOL = 2
 
 VERIFY = ("presets", "full")
 

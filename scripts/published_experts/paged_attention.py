@@ -1,15 +1,15 @@
-"""The paged attention kernel that jax ships, 64 pages at a time."""
+"""The paged attention kernel that jax ships, on pages in its own layout and without a scale."""
 
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
 
+def published_shapes(shapes):
+    """Pages by head first: (heads, pages, slots, size)."""
+    pages = {name: shapes[name] for name in ("k_pages", "v_pages")}
+    return {**shapes, **{name: (h, p, s, d) for name, (p, s, h, d) in pages.items()}}
+
+
 def workload(queries, k_pages, v_pages, kv_lens, page_indices, cu_q_lens):
-    q = queries[cu_q_lens[:-1]]
     return paged_attention(
-        (q * CONFIG["scale"]).astype(q.dtype),
-        k_pages.transpose(2, 0, 1, 3),
-        v_pages.transpose(2, 0, 1, 3),
-        kv_lens,
-        page_indices,
-        pages_per_compute_block=64,
+        queries, k_pages, v_pages, kv_lens, page_indices, pages_per_compute_block=64
     )

@@ -9,7 +9,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 BLOCKS = BlockSizes(block_q=1024, block_kv=1024, block_kv_compute=1024)
-BATCH = 4  # the baseline has no batch axis
+
+
+def published_shapes(shapes):
+    """A batch of four, where the baseline has no batch axis."""
+    return {name: (4, *shape) for name, shape in shapes.items()}
 
 
 def workload(q, k, v):

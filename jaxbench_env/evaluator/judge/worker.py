@@ -195,7 +195,8 @@ def _price(request, blobs):
     kernels = timing.from_blobs(request["kernels"], blobs)
     values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
     recorder = timing.Recorder(timeline["iterations"]) if timeline else None
-    found = timing.predict(dump, feeds=values, least=request["least"], recorder=recorder)
+    options = {"least": request["least"], "compiler": request["compiler"]}
+    found = timing.predict(dump, feeds=values, recorder=recorder, **options)
     prediction, out = dataclasses.asdict(found), []
     if prediction["uncertain"]:
         notes += [request["problem"]] if request["problem"] else []

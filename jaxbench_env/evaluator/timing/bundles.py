@@ -12,13 +12,15 @@ in the schedule.
 The text is hostile: the author of a kernel chooses names and messages that end up in comments.
 Comments are cut out first, operands are accepted only in the few forms below (everything else is
 `None`, an unknown value), and a listing whose structure does not add up is marked `malformed`.
+Another libtpu may write other forms: what could steer time and is not known here is `unknown`.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from jaxbench_env.evaluator.timing.listing import (
     SLOT_CLASSES,
@@ -36,7 +38,7 @@ MAX_OPERANDS = 32
 MAX_PER_BUNDLE = 512
 MAX_INSTRUCTIONS = 1_000_000  # that can steer time, in one listing
 
-_HEADER = re.compile(r"^ {0,8}(?:0x)?([0-9a-f]{1,8}) {1,8}(?:[A-Z]{2})? {0,4}: {0,4}[> ]{0,64}\{")
+_HEADER = re.compile(r"^ {0,8}(?:0x)?([0-9a-f]{1,8}) {1,8}([A-Z]{2})? {0,4}: {0,4}[> ]{0,64}\{")
 _DEST = re.compile(r"%([a-z]{0,3})(\d{1,9})(?:_([a-z]{1,3})(\d{1,3}))? = ")
 _REGISTER = re.compile(r"(!?)%([a-z]{0,3})(\d{1,9})(?:_([a-z]{1,3})(\d{1,3}))?")
 _OPCODE = re.compile(r"[a-zA-Z_][\w.\-]{0,63}(?:<no memory space>)?")
@@ -45,7 +47,8 @@ _GUARD = re.compile(r"\((!?%[a-z0-9_]{1,24})(?:, *([^()]{1,48}))?\),? *")
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}=")
 _REGION = re.compile(r"Start(?:/End empty)? region (\d{1,7})\b")
-_TARGET = re.compile(r"target = \$region(\d{1,7})")
+_TARGET = re.compile(r"target = \$region(\d{1,7}) *")
+_PREAMBLE = re.compile(r"= control target key (?:start|end)|[A-Z]{2}: [a-z ]{1,40}|\s*")
 _CALLEE = re.compile(r"\s*%?([^\s%*/]{1,512})(?: =|\s*$)")
 _ENTRY = re.compile(r"entry bundle: %?(\S{1,512}) =")
 _WINDOW = re.compile(r"(base_bounds|window_bounds|element_size_in_bytes): *\(?([\d, ]{1,200})\)?")
@@ -58,13 +61,31 @@ _NOTE_MARK = re.compile(r"\x01(\d+)\x01")
 _INTEGER = re.compile(r"-?\d{1,10}|0x[0-9a-f]{1,8}")
 
 _KEPT_VECTOR = ("vsync", "vwait", "vdelay", "vpop.sfrf", "vpop.srf")
+_PLAIN_COMMENT = re.compile(r"/\*[^*/]*\*/")
+_VECTOR_SLOT = re.compile(r";; *(?:%[a-z]{0,3}\d{1,9}(?:_[a-z]{1,3}\d{1,3})? = )?(v[^\s;]*)")
+#: Instructions that define no scalar; all others of that kind are unknown.
+_EFFECTS = frozenset(
+    """compiler-scheduling-barrier dma.done.wait dma.general dma.hbm_to_hbm dma.hbm_to_smem
+    dma.hbm_to_vmem dma.smem_to_hbm dma.smem_to_smem dma.smem_to_vmem dma.smem_to_host_iova
+    dma.vmem_to_hbm dma.vmem_to_smem dma.vmem_to_vmem inlined_call sbr.rel sdivrem.s32 sdivrem.u32
+    set.rngseed sfence shalt shalt.err sst strace vdelay vsyncadd vsyncadd.remote vsyncmov vsyncpa
+    vsyncset vsyncset.remote vwait.ge vwait.ge.trace vwait.ne.trace""".split()
+)
+_DMA_OPERANDS = frozenset(
+    """size_in_granules dst_syncflagno dst_syncflagno_1 hbm vmem smem src_stride dst_stride
+    steps_per_stride src dst src_syncflagno stridedescaddr overrides src_address host_iova_low
+    host_iova_high""".split()
+)
+_DIVISIONS = {"kRem", "kDiv"}
+_NO_SLOTS = (0,) * len(SLOT_CLASSES)
 
 
 def parse(text: str) -> Listing:
     """Parses one listing. Never raises for any text."""
     listing = Listing()
-    counts = [array("q", [0]) for _ in SLOT_CLASSES]
-    classes: dict[str, int] = {}
+    histograms: list[Sequence[int]] = []  # slots by class, for each bundle
+    classes: dict[str, int | None] = {}
+    known: dict[tuple[str, ...], tuple[int, ...] | None] = {}
     kept = 0
     text, readable = without_locations(text)
     if not readable:
@@ -72,26 +93,72 @@ def parse(text: str) -> Listing:
     if "\x01" in text:
         text = text.replace("\x01", " ")
         listing.malformed.add("control characters")
-    for address, chunk in _chunks(text, listing.malformed):
-        slots = [0] * len(SLOT_CLASSES)
-        instructions = _bundle(chunk, address, listing, slots, classes)
-        if instructions:
-            listing.bundles[address] = instructions
-            kept += len(instructions)
-        for prefix, count in zip(counts, slots, strict=True):
-            prefix.append(prefix[-1] + count)
+    for address, chunk, plain in _chunks(text, listing):
         listing.length = address + 1
+        slots: Sequence[int] | None = _vector_slots(chunk, plain, classes, known)
+        if slots is None:
+            slots = [0] * len(SLOT_CLASSES)
+            instructions = _bundle(chunk, address, listing, slots, classes)
+            if instructions:
+                listing.bundles[address] = instructions
+                kept += len(instructions)
+        histograms.append(slots)
         if kept > MAX_INSTRUCTIONS:
             listing.malformed.add("too many instructions")
             break
-    listing.prefix = counts
+    by_class = zip(*histograms, strict=True) if histograms else [()] * len(SLOT_CLASSES)
+    listing.prefix = [array("q", accumulate(counts, initial=0)) for counts in by_class]
     return listing
 
 
-def _chunks(text: str, malformed: set[str]) -> Iterator[tuple[int, str]]:
-    """Splits a listing into (address, text of the bundle with its multi-line comments)."""
+def _vector_slots(
+    chunk: str,
+    plain: str,
+    classes: dict[str, int | None],
+    known: dict[tuple[str, ...], tuple[int, ...] | None],
+) -> tuple[int, ...] | None:
+    """Slots by class of a bundle that holds nothing to parse, else None.
+
+    Nine bundles in ten hold only vector slots and no note. Both ways of reading agree on them; this
+    one leaves anything out of the ordinary to the other. `plain` is the text without its comments,
+    "" where that is not simple. The tables belong to one listing: classes of opcodes (None: to be
+    parsed), and the slots of bundles by their opcodes.
+    """
+    if not plain or "egion" in chunk or "entry bundle" in chunk:
+        return None
+    start, end = plain.find("{"), plain.rfind("}")
+    if start < 0 or end < 0 or plain.count("{") > 1 or plain.count("}") > 1:
+        return None
+    body = plain[start + 1 : end]
+    ops = tuple(_VECTOR_SLOT.findall(";;" + body))
+    if len(ops) != body.count(";;") + 1:
+        return None if body.strip() else _NO_SLOTS
+    if ops not in known:
+        indices = [_vector_class(op, classes) for op in ops]
+        known[ops] = (
+            None
+            if None in indices
+            else tuple(indices.count(index) for index in range(len(SLOT_CLASSES)))
+        )
+    return known[ops]
+
+
+def _vector_class(op: str, classes: dict[str, int | None]) -> int | None:
+    """Class of a vector opcode, None for the few that steer."""
+    if op not in classes:
+        classes[op] = None if op.startswith(_KEPT_VECTOR) else classify(op)
+    return classes[op]
+
+
+def _chunks(text: str, listing: Listing) -> Iterator[tuple[int, str, str]]:
+    """Splits a listing into bundles: (address, text, text without comments where that is simple).
+
+    The text of a bundle includes its comments, which may go on over many lines.
+    """
+    malformed = listing.malformed
     expected = depth = 0
     pending: list[str] = []
+    plain = ""
     for line in text.split("\n"):
         match = _HEADER.match(line)
         if match:
@@ -100,22 +167,34 @@ def _chunks(text: str, malformed: set[str]) -> Iterator[tuple[int, str]]:
                 malformed.add("bundle addresses out of order")
             if not depth:
                 if pending:
-                    yield expected - 1, "\n".join(pending)
+                    yield expected - 1, "\n".join(pending), plain
                 pending = []
+                if match.group(2):
+                    listing.labels[expected] = match.group(2)
                 expected += 1
                 line = line[match.end() - 1 :]
+        elif not depth and line and (expected or not _PREAMBLE.fullmatch(line)):
+            listing.unknown.add("a line that is no bundle")
         if expected and (match or depth or line):
             pending.append(line)
-        if "*" in line:
-            for mark in _COMMENT_MARK.findall(line):
-                depth += 1 if mark == "/*" else -1
-                if depth < 0:
-                    malformed.add("stray braces or comment marks")
-                    depth = 0
+            plain = ""
+        if "*" not in line:
+            bare = line
+        else:
+            bare = _PLAIN_COMMENT.sub("", line)
+            if "/*" in bare or "*/" in bare:
+                bare = ""
+                for mark in _COMMENT_MARK.findall(line):
+                    depth += 1 if mark == "/*" else -1
+                    if depth < 0:
+                        malformed.add("stray braces or comment marks")
+                        depth = 0
+        if match and len(pending) == 1:
+            plain = bare
     if depth:
         malformed.add("unterminated comment")
     if pending:
-        yield expected - 1, "\n".join(pending)
+        yield expected - 1, "\n".join(pending), plain
 
 
 def _strip_comments(chunk: str) -> tuple[str, list[str]]:
@@ -147,7 +226,7 @@ def _strip_comments(chunk: str) -> tuple[str, list[str]]:
 
 
 def _bundle(
-    chunk: str, address: int, listing: Listing, slots: list[int], classes: dict[str, int]
+    chunk: str, address: int, listing: Listing, slots: list[int], classes: dict[str, int | None]
 ) -> list[Instruction]:
     """Parses one bundle; adds its regions and name to `listing` and its slots to `slots`."""
     plain, notes = _strip_comments(chunk) if "/*" in chunk else (chunk, [])
@@ -156,6 +235,8 @@ def _bundle(
         listing.malformed.add("stray braces or comment marks")
         close_brace = len(plain) if close_brace < 0 else close_brace
     body, tail = plain[open_brace + 1 : close_brace], plain[close_brace + 1 :]
+    if _NOTE_MARK.sub("", tail).strip():
+        listing.unknown.add("text after a bundle")
     for mark in _NOTE_MARK.finditer(tail):
         _bundle_note(notes[int(mark.group(1))], address, listing)
     if "shalt.err" in body and not _HALT.fullmatch(body):
@@ -168,14 +249,12 @@ def _bundle(
             continue
         dest = _DEST.match(slot)
         op_at = dest.end() if dest else 0
-        if slot[op_at : op_at + 1] == "v" and not slot.startswith(_KEPT_VECTOR, op_at):
-            op = slot[op_at : op_at + 64].split(" ", 1)[0]
-            index = classes.get(op)
-            if index is None:
-                index = classes[op] = classify(op)
-            slots[index] += 1
-            continue
-        instruction = _instruction(slot, dest, notes)
+        if slot[op_at : op_at + 1] == "v":
+            index = _vector_class(slot[op_at : op_at + 64].split(" ", 1)[0], classes)
+            if index is not None:
+                slots[index] += 1
+                continue
+        instruction = _instruction(slot, dest, notes, listing.unknown)
         if instruction is None:
             listing.malformed.add("unreadable instruction")
             continue
@@ -207,26 +286,32 @@ def _bundle_note(note: str, address: int, listing: Listing) -> None:
         listing.name = match.group(1)
 
 
-def _instruction(slot: str, dest: re.Match | None, notes: list[str]) -> Instruction | None:
+def _instruction(
+    slot: str, dest: re.Match | None, notes: list[str], unknown: set[str]
+) -> Instruction | None:
     opcode = _OPCODE.match(slot, dest.end() if dest else 0)
     if opcode is None:
         return None
     op = opcode.group(0)
     result = Instruction(op, _register(slot[: dest.end() - 3]) if dest else None)
+    if op not in _EFFECTS and (result.dest is None or result.dest.kind not in ("s", "p")):
+        unknown.add(f"the instruction {op[:64]}")
     rest = slot[opcode.end() :].strip()
     if "\x01" in rest:
         marks = [notes[int(mark.group(1))] for mark in _NOTE_MARK.finditer(rest)]
         rest = _NOTE_MARK.sub("", rest).strip()
-        _apply_notes(result, marks)
+        _apply_notes(result, marks, unknown)
     thread = _THREAD.match(rest)
     if thread:
         rest = rest[thread.end() :]
     if op in ("sld", "sst"):
-        _scalar_memory(result, rest)
+        _scalar_memory(result, rest, unknown)
         return result
-    rest = _take_guard(result, rest)
+    rest = _take_guard(result, rest, unknown)
     if op.startswith("sbr"):
         target = _TARGET.search(rest)
+        if target is None or target.group() != rest:
+            unknown.add("the target of a branch")
         result.target = int(target.group(1)) if target else None
         return result
     if op.startswith("inlined_call_operand"):
@@ -240,13 +325,17 @@ def _instruction(slot: str, dest: re.Match | None, notes: list[str]) -> Instruct
             args.append(_operand(value))
             # a repeated name would let the second operand replace the first
             result.named.setdefault(name, args[-1])
+            if op.startswith("dma.") and name not in _DMA_OPERANDS:
+                unknown.add(f"the operand {name} of {op[:64]}")
         else:
             args.append(_operand(text))
     result.args = tuple(args)
+    if op == "vdelay" and not (args and type(args[0]) is int):
+        unknown.add("the operand of vdelay")
     return result
 
 
-def _apply_notes(result: Instruction, notes: list[str]) -> None:
+def _apply_notes(result: Instruction, notes: list[str], unknown: set[str]) -> None:
     if result.op == "inlined_call":
         callee = _CALLEE.match(notes[0]) if notes else None
         result.callee = callee.group(1) if callee else ""
@@ -258,7 +347,10 @@ def _apply_notes(result: Instruction, notes: list[str]) -> None:
             elif "_bounds" in note:
                 result.window_bytes, result.run_bytes = _window(note)
     elif result.op.startswith("sdivrem"):
-        if any(note.strip() == "kRem" for note in notes):
+        kinds = {note.strip() for note in notes}
+        if not kinds <= _DIVISIONS:
+            unknown.add("the kind of a division")
+        if "kRem" in kinds:
             result.flags = frozenset({"remainder"})
     elif any(note.strip() == "sparse-core-wait" for note in notes):
         result.flags = frozenset({"sparse-core-wait"})
@@ -282,24 +374,28 @@ def _window(note: str) -> tuple[int, int]:
     return size, run
 
 
-def _take_guard(result: Instruction, rest: str) -> str:
+def _take_guard(result: Instruction, rest: str, unknown: set[str]) -> str:
+    if not rest.startswith("("):
+        return rest
     guard = _GUARD.match(rest)
+    result.guard = _register(guard.group(1)) if guard else None
+    if guard is None or result.guard is None or result.guard.kind != "p":
+        unknown.add(f"the condition of {result.op}")
     if guard is None:
         return rest
-    result.guard = _register(guard.group(1))
     if guard.group(2):
         result.old = _operand(guard.group(2))
     return rest[guard.end() :]
 
 
-def _scalar_memory(result: Instruction, rest: str) -> None:
+def _scalar_memory(result: Instruction, rest: str, unknown: set[str]) -> None:
     """Parses `[smem:[address]] (guard, old), value`."""
     end = rest.find("]]")
     if not rest.startswith("[smem:[") or end < 0:
         result.args = (None, None)
         return
     address = _address(rest[7:end])
-    rest = _take_guard(result, rest[end + 2 :].strip())
+    rest = _take_guard(result, rest[end + 2 :].strip(), unknown)
     if result.op == "sld":
         result.args = (address,)
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _INSTRUCTION = re.compile(r" {1,8}(ROOT )?%?([\w.\-<>]{1,512}) = ")
@@ -135,15 +135,25 @@ class Module:
 
     def sparse_core_bytes(self) -> int:
         """HBM bytes moved by work offloaded to the SparseCore: what it writes, and as much read."""
-        total = 0
+        return min(sum(2 * array_bytes(shape) for shape, _ in self._offloaded()), MAX_BYTES)
+
+    def sparse_core_calls(self) -> tuple[int, int]:
+        """Calls offloaded to the SparseCore, and the bytes of all their operands and results."""
+        sizes = [array_bytes(whole) for _, whole in self._offloaded()]
+        return len(sizes), min(sum(sizes), MAX_BYTES)
+
+    def _offloaded(self) -> Iterator[tuple[str, str]]:
+        """Shapes of the result, and of operands and results, of each call to the SparseCore."""
         for computation, rows in self._computations.items():
             if computation in self._side_threads:
                 continue  # its inner steps; the call from the main thread is counted
             attributes = {name: rest for name, _, _, rest in rows}
+            shapes = {name: shape for name, shape, _, _ in rows}
             for name, shape, op, _ in rows:
-                if op in ("call-done", "async-done") and _is_sparse_core(attributes, name):
-                    total += 2 * array_bytes(shape)
-        return min(total, MAX_BYTES)
+                if op in ("call-done", "async-done"):
+                    start = _sparse_core_start(attributes, name)
+                    if start:
+                        yield shape, shapes[start]
 
     def twin(self, name: str, available: Iterable[str]) -> tuple[str, bool] | None:
         """An instruction whose code `name` shares: (its name, whether computations are equal)."""
@@ -185,17 +195,17 @@ class Module:
         return digest
 
 
-def _is_sparse_core(attributes: dict[str, str], name: str) -> bool:
-    """Whether an asynchronous instruction goes back to a start on the SparseCore."""
+def _sparse_core_start(attributes: dict[str, str], name: str) -> str:
+    """The start on the SparseCore that an asynchronous instruction goes back to, or ""."""
     for _ in range(8):
         rest = attributes.get(name, "")
         if "execution_thread=" in rest:
-            return 'execution_thread="sparsecore"' in rest
+            return name if 'execution_thread="sparsecore"' in rest else ""
         source = _NAME.search(rest)
         if source is None:
-            return False
+            break
         name = source.group(1)
-    return False
+    return ""
 
 
 def _parts(line: str) -> tuple[str, str, str, str] | None:

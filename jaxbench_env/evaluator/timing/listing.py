@@ -98,6 +98,9 @@ class Listing:
         bundles: Instructions by bundle address.
         regions: Bundle address at which each region starts.
         malformed: Reasons to distrust the listing; empty for everything that libtpu writes itself.
+        unknown: Forms that this parser was not written for, as another libtpu may write them.
+        labels: Two letters before a bundle: "LB" where a backward branch goes to, "PF" a forward
+            one.
         prefix: For each of `SLOT_CLASSES`, the instructions before each bundle.
         path: The file that it was read from.
     """
@@ -107,6 +110,8 @@ class Listing:
     bundles: dict[int, list[Instruction]] = field(default_factory=dict)
     regions: dict[int, int] = field(default_factory=dict)
     malformed: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    labels: dict[int, str] = field(default_factory=dict)
     prefix: list[array] = field(default_factory=list)
     path: Path | None = None
 

@@ -103,7 +103,7 @@ class Engine:
         reasons: What was uncertain or estimated, with the number of times.
         uncertain: Whether the replay could not follow everything.
         expanded: Iterations of a loop that are run before any is skipped.
-        rehearsing: Whether a loop period is being tried out on a copy (`steady.py`).
+        rehearsals: Loop periods, one in the other, that this copy tries out (`steady.py`).
     """
 
     def __init__(
@@ -127,8 +127,9 @@ class Engine:
         self.tally = Tally()
         self.reasons: dict[str, int] = {}
         self.uncertain = False
-        self.rehearsing = False
+        self.waits_elsewhere = False
         self.expanded = 0
+        self.rehearsals = 0
         self.arguments: dict[int, object] = {}
         self.depth = 0
         self.running = ""  # the name that was called, which may share another one's schedule
@@ -145,7 +146,7 @@ class Engine:
         for number, flag in self.flags.items():
             twin = other.flags[number] = Flag()
             twin.value, twin.pending = flag.value, deque(flag.pending)
-        other.tally, other.reasons, other.rehearsing = Tally(), {}, True
+        other.tally, other.reasons, other.rehearsals = Tally(), {}, self.rehearsals + 1
         other.arguments = dict(self.arguments)
         other.unknown_exits = dict(self.unknown_exits)
         return other
@@ -167,11 +168,11 @@ class Engine:
 
     # ---- reports
 
-    def note(self, text: str, *, uncertain: bool) -> None:
+    def note(self, text: str, *, uncertain: bool, times: int = 1) -> None:
         """Records a reason."""
         self.uncertain = self.uncertain or uncertain
         if text in self.reasons or len(self.reasons) < MAX_REASONS:
-            self.reasons[text] = self.reasons.get(text, 0) + 1
+            self.reasons[text] = self.reasons.get(text, 0) + times
 
     def doubtful(self, remark: int, program: Program) -> bool:
         """An effect under a predicate that cannot be evaluated: whether it is charged."""
@@ -186,7 +187,7 @@ class Engine:
 
     def sparse_core_wait(self) -> None:
         """A wait for the SparseCore; its work is estimated as a whole from the HLO."""
-        self.note("waits for the SparseCore, which has no schedule to replay", uncertain=True)
+        self.waits_elsewhere = True
 
     # ---- scalar memory
 
@@ -346,6 +347,7 @@ class Engine:
 
     def reset(self, flag: object, value: object, program: Program) -> None:
         """Turns a flag on or off (value 0 at the start of a kernel); either way it reads 0."""
+        self._plain(value)
         target = self._flag(flag, program)
         if type(value) is int and value == 0:
             target.value = 0
@@ -371,7 +373,7 @@ class Engine:
                 f"conditional vector work in {program.name} is charged in full", uncertain=False
             )
             return block.taken if self.least and block.taken >= 0 else block.falls
-        if self.rehearsing:
+        if self.rehearsals:
             raise NotAffine
         usual, other = block.falls, block.taken
         if block.taken <= index and block.taken != LOST:
@@ -408,13 +410,13 @@ class Engine:
     def _run(self, name: str, program: Program, arguments: dict[int, object], time: int) -> int:
         saved, limit, caller = self.arguments, self.limit, self.running
         self.arguments, self.depth, self.running = arguments, self.depth + 1, name
-        if not self.rehearsing:
+        if not self.rehearsals:
             # one program may use half of what is left, so that the others still get a turn
             self.limit = self.steps + (limit - self.steps) // 2
         try:
             end = self.replay(self, program, time)
         except OutOfSteps as stopped:
-            if self.rehearsing:
+            if self.rehearsals:
                 raise NotAffine from None
             end = stopped.time
             self.programs[name] = end - time  # later calls take as long

@@ -24,8 +24,13 @@ TOP_LEVEL = "TLP"
 #: Programs that talk to the host around a run; they are not part of its device time.
 HOST_PROGRAMS = ("<late-initialization>", "<late-finalization>")
 MAX_FILES = 20_000
+MAX_FORMS = 5  # unknown forms of one program that are told
 #: Share of the time that may rest on estimates before the whole is uncertain.
 ESTIMATE_TOLERANCE = 0.1
+WORD_BYTES = 4
+#: Bytes of the smallest HBM transaction of a SparseCore, and latencies that one call of it takes at
+#: most (start, a few dependent accesses, end): both are bounds, not measurements.
+SPARSE_CORE_GRANULE, SPARSE_CORE_CALL = 64, 10
 
 _LISTING = re.compile(r"(\d{1,30})-(.{1,1000})-\d{1,4}-final_bundles\.txt")
 _HLO = re.compile(r"(\d{1,30})-TLP-hlo\.txt")
@@ -101,6 +106,7 @@ def predict(
     random_data: bool = True,
     least: bool = False,
     recorder: Recorder | None = None,
+    compiler: str = "a libtpu of unknown version",
 ) -> Prediction:
     """Replays the schedule in `dump_dir` and returns the predicted time.
 
@@ -120,6 +126,8 @@ def predict(
             once, what may not happen does not, estimated work overlaps with all other), and it is
             a bound from below.
         recorder: Is told what happens when, for a timeline.
+        compiler: What wrote the dump, for instance "libtpu 0.0.42.1"; the dump does not say. Named
+            in reasons and errors that may come from a version this replay was not written for.
 
     Raises:
         TimingError: The folder holds no complete dump, or one that is too large.
@@ -130,11 +138,13 @@ def predict(
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
         arguments = constants, feeds or {}, max_steps, replay, least
         engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
-        return _predict(engine, listings, top_level, module, doubts, random_data)
+        return _predict(engine, listings, top_level, module, doubts, random_data, compiler)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
-        raise TimingError(f"the replay failed: {type(error).__name__}: {error}"[:500]) from error
+        raise TimingError(
+            f"the replay of a dump of {compiler} failed: {type(error).__name__}: {error}"[:500]
+        ) from error
 
 
 def _predict(
@@ -144,6 +154,7 @@ def _predict(
     module: hlo.Module,
     doubts: list[str],
     random_data: bool,
+    compiler: str,
 ) -> Prediction:
     constants = engine.constants
     recorder = engine.recorder if isinstance(engine, Recording) else None
@@ -168,12 +179,13 @@ def _predict(
         recorder.top, recorder.end = top, end
     replayed = [top, *(one for one in programs.values() if one.number in engine.tally.blocks)]
     for program in replayed:
-        for defect in sorted(program.listing.malformed):
-            engine.note(
-                f"the listing of {program.name} is not as libtpu writes it: {defect}",
-                uncertain=True,
-            )
-    elsewhere = _sparse_core_ticks(engine, module)
+        _distrust(engine, program, compiler)
+    if not engine.uncertain and any(flag.value for flag in engine.flags.values()):
+        engine.note(
+            f"synchronisation flags are left raised at the end (compiled by {compiler})",
+            uncertain=True,
+        )
+    elsewhere = _sparse_core_ticks(engine, module, end)
     end = max(end, elsewhere) if engine.least else end + elsewhere
     cycles = end / TICKS
     share = sum(
@@ -201,6 +213,22 @@ def _predict(
         programs=rows,
         loop=used.loop,
     )
+
+
+def _distrust(engine: Engine, program: Program, compiler: str) -> None:
+    """Says what in a listing that was replayed is odd or new."""
+    listing = program.listing
+    for defect in sorted(listing.malformed):
+        engine.note(
+            f"the listing of {program.name} is not as libtpu writes it: {defect} "
+            f"(compiled by {compiler})",
+            uncertain=True,
+        )
+    for form in sorted(listing.unknown)[:MAX_FORMS]:
+        engine.note(
+            f"{form} in {program.name} is not known to this replay (compiled by {compiler})",
+            uncertain=True,
+        )
 
 
 def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> set[str]:
@@ -238,15 +266,34 @@ def _stand_ins(engine: Engine, programs: list[Program], module: hlo.Module) -> s
     return estimated
 
 
-def _sparse_core_ticks(engine: Engine, module: hlo.Module) -> int:
-    size = module.sparse_core_bytes()
+def _sparse_core_ticks(engine: Engine, module: hlo.Module, end: int) -> int:
+    """Ticks charged for what the SparseCore does, which has no schedule to replay.
+
+    A little of it (lists of groups, offsets) is charged as if every word took a transaction of its
+    own, which no such work exceeds; more of it is estimated from its bytes and uncertain.
+
+    Args:
+        engine: The engine after the replay.
+        module: The HLO module.
+        end: Ticks of everything else.
+    """
+    size, constants = module.sparse_core_bytes(), engine.constants
     if not size:
+        if engine.waits_elsewhere:
+            engine.note("waits for the SparseCore, of which the HLO says nothing", uncertain=True)
         return 0
-    constants = engine.constants
     if engine.least:
         engine.note(f"{size} bytes of SparseCore work at all of HBM's bandwidth", uncertain=True)
         return round(size / constants.hbm_bytes_per_cycle * TICKS)
     speed = constants.hbm_bytes_per_cycle * constants.sparse_core_bandwidth_share
+    calls, whole = module.sparse_core_calls()
+    words = whole / WORD_BYTES * SPARSE_CORE_GRANULE / speed
+    most = round((words + calls * SPARSE_CORE_CALL * constants.dma_latency) * TICKS)
+    if most <= ESTIMATE_TOLERANCE * end:
+        engine.note(
+            f"{calls} small calls of the SparseCore are charged as a bound", uncertain=False
+        )
+        return most
     engine.note(
         f"SparseCore work is estimated from {size} bytes and added without overlap", uncertain=True
     )

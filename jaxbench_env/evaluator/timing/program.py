@@ -326,11 +326,12 @@ def _blocks(listing: Listing) -> tuple[list[Block], set[int]]:
             branches[address] = found[0]
         if len(found) > 1:
             listing.malformed.add("two branches in one bundle")
+    regions = _places(listing, branches)
     leaders = set(range(0, max(listing.length, 1), MAX_BLOCK))
     for address, branch in branches.items():
         leaders.add(address + DELAY_SLOTS + 1)
-        if branch.target in listing.regions:
-            leaders.add(listing.regions[branch.target])
+        if branch.target in regions:
+            leaders.add(regions[branch.target])
     starts = sorted(leader for leader in leaders if leader < listing.length)
     index_of = {start: index for index, start in enumerate(starts)}
     places = sorted(branches)
@@ -348,10 +349,31 @@ def _blocks(listing: Listing) -> tuple[list[Block], set[int]]:
         if place + 1 < len(places) and places[place + 1] < end:
             listing.malformed.add("branch in the delay slots of a branch")
         branch = branches[at]
-        # an empty region after the last bundle is not declared: going there ends the program
-        region = listing.regions.get(branch.target, listing.length)
-        taken = LOST if branch.target is None else index_of.get(region, LEAVE)
+        taken = index_of[regions[branch.target]] if branch.target in regions else LOST
         if 0 <= taken <= index:
             headers.add(taken)
         blocks.append(Block(start, end, branch, at, taken, index_of.get(end, LEAVE)))
     return blocks, headers
+
+
+def _places(listing: Listing, branches: dict[int, Instruction]) -> dict[int, int]:
+    """Bundle at which the region of each branch starts; checked against the labels of bundles.
+
+    Every place that a forward branch goes to is labelled "PF" and every other "LB", and nothing
+    else is, so a branch or a region that is read wrongly is noticed.
+    """
+    regions = dict(listing.regions)
+    last = listing.length - 1
+    if listing.labels.get(last) == "PF" and last not in regions.values():
+        # the regions that end a program have no marks of their own
+        for branch in branches.values():
+            if branch.target is not None:
+                regions.setdefault(branch.target, last)
+    expected = {}
+    for at, branch in branches.items():
+        place = regions.get(branch.target)
+        if place is not None:
+            expected[place] = "LB" if place <= at else "PF"
+    if expected != listing.labels:
+        listing.malformed.add("branches do not go where its labels are")
+    return regions

@@ -5,7 +5,9 @@ a copy of the machine with `Affine` register values: each holds how much it grow
 period. If the rehearsal ends in the state it began in (registers one step further, flags and
 pending DMAs at the same distance in time), then the following periods are the same, as long as
 every comparison made on the way comes out the same, and the `Horizon` says for how many that holds.
-Those are added at once. Skipping is exact: the result is that of the full replay.
+Those are added at once. Loops inside a rehearsed period are rehearsed and skipped too, with values
+that may grow along both, so the work does not multiply with the depth of loops. Skipping is exact:
+the result is that of the full replay.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from jaxbench_env.evaluator.timing.program import LOST, Program
 from jaxbench_env.evaluator.timing.values import UNKNOWN, Affine, Horizon, NotAffine
 
 MIN_GAIN = 4  # periods that a skip must save
-MAX_PERIOD_STEPS = 50_000  # blocks in a period worth rehearsing
+MAX_PERIOD_STEPS = 50_000  # steps of work in a period worth rehearsing
+MAX_REHEARSALS = 4  # loops in loops that are rehearsed at the same time
 MAX_HISTORY = 4096
 MAX_ARMED = 4
 MAX_CLOCKS = 512  # flags and pending DMAs in a state worth comparing
@@ -50,7 +53,7 @@ def _run(
     start, previous = time, block if stop else -1
     blocks, headers, tally = program.blocks, program.headers, engine.tally
     counts = tally.block_counts(program.number)
-    watching = not engine.rehearsing
+    watching = engine.rehearsals < MAX_REHEARSALS
     watches: dict[int, _Watch] = {}
     arrivals = -1  # the first arrival is the start of the period
     while block >= 0:
@@ -61,7 +64,7 @@ def _run(
                     return time
                 if previous < block:
                     raise _Left
-            if watching:
+            elif watching:
                 if previous >= block and block in watches:
                     time = watches[block].arrive(engine, program, registers, time)
                     if watches[block].endless:
@@ -85,7 +88,7 @@ def _run(
 
 def _projection(engine: Engine, program: Program, registers: list, start: int, time: int) -> int:
     """End of a program that ran out of steps: linear along its longest counted loop."""
-    if engine.rehearsing:
+    if engine.rehearsals:
         return time
     text = f"step budget reached in {program.name}"
     if program.counter and not engine.least:
@@ -191,7 +194,7 @@ class _Snapshot:
         engine.steps += (len(registers) + len(engine.mem)) // WORDS_PER_STEP
         self.registers, self.memory = list(registers), dict(engine.mem)
         self.clocks = engine.clock_state(time)
-        self.steps = engine.tally.steps
+        self.steps = engine.steps
 
 
 def _skip(
@@ -207,7 +210,7 @@ def _skip(
     The period ends at the `stop[1]`-th arrival at header `stop[0]`.
     """
     clocks = engine.clock_state(time)
-    if clocks != before.clocks or engine.tally.steps - before.steps > MAX_PERIOD_STEPS:
+    if clocks != before.clocks or engine.steps - before.steps > MAX_PERIOD_STEPS:
         return None
     if engine.mem.keys() != before.memory.keys():
         return None
@@ -219,7 +222,7 @@ def _skip(
         return None
     trial = engine.rehearsal()
     trial.mem = dict(zip(places, words, strict=True))
-    trial.limit = engine.steps + 2 * MAX_PERIOD_STEPS
+    trial.limit = min(engine.limit, engine.steps + 2 * MAX_PERIOD_STEPS)
     after = list(first)
     try:
         end = _run(trial, program, after, stop[0], time, stop)
@@ -229,9 +232,12 @@ def _skip(
         engine.steps = trial.steps
     if trial.mem.keys() != engine.mem.keys() or trial.clock_state(end) != clocks:
         return None
-    if not (_advanced(first, after) and _advanced(words, [trial.mem[p] for p in places])):
+    last = [trial.mem[place] for place in places]
+    if not (_advanced(first, after, horizon) and _advanced(words, last, horizon)):
         return None
     endless = horizon.repetitions == Horizon.UNBOUNDED
+    if endless and engine.rehearsals:
+        return None
     if endless:
         engine.note(f"loop without an end in {program.name}; a bound is charged", uncertain=True)
         horizon.repetitions = 0 if engine.least else engine.constants.unknown_trip_count
@@ -239,13 +245,13 @@ def _skip(
     if repetitions < MIN_GAIN and not endless:
         return None
     ticks = (end - time) * repetitions
-    _move(registers, first, repetitions)
-    moved = list(engine.mem.values())
-    _move(moved, words, repetitions)
-    engine.mem = dict(zip(places, moved, strict=True))
+    registers[:] = _moved(first, horizon, repetitions)
+    engine.mem = dict(zip(places, _moved(words, horizon, repetitions), strict=True))
     engine.advance(ticks)
     engine.tally.add(trial.tally, repetitions)
     engine.skipped(program, stop[0], time, time + ticks, repetitions, trial.tally)
+    for text, times in trial.reasons.items():
+        engine.note(text, uncertain=trial.uncertain, times=times * repetitions)
     return repetitions, ticks, endless
 
 
@@ -255,31 +261,33 @@ def _affine(
     """Values of `now` that grow by what they grew since `before`; None if they are not numbers."""
     result: list[object] = []
     for old, new in zip(before, now, strict=True):
-        if type(old) is int and type(new) is int:
-            result.append(Affine(new, new - old, horizon) if new != old else new)
-        elif old is new:
-            result.append(new)
-        else:
-            return None
+        if old is not new:
+            growth = _growth(old, new)
+            if growth is None:
+                return None
+            new = new + Affine(0, {horizon: growth}) if growth else new
+        result.append(new)
     return result
 
 
-def _advanced(first: Sequence[object], after: Sequence[object]) -> bool:
+def _growth(old: object, new: object) -> int | None:
+    """Difference of two numbers, if it is one that no outer loop changes."""
+    if type(old) not in (int, Affine) or type(new) not in (int, Affine):
+        return 0 if old is new else None
+    difference = new - old
+    return difference if type(difference) is int else None
+
+
+def _advanced(first: Sequence[object], after: Sequence[object], horizon: Horizon) -> bool:
     """Whether every value is one step further after the period than before it."""
-    for old, new in zip(first, after, strict=True):
-        if isinstance(old, Affine):
-            if not (
-                isinstance(new, Affine)
-                and new.step == old.step
-                and new.value == old.value + old.step
-            ):
-                return False
-        elif type(old) is not type(new) or (old is not new and old != new):
-            return False
-    return True
+    return all(
+        _growth(old, new) == (old.steps.get(horizon, 0) if isinstance(old, Affine) else 0)
+        for old, new in zip(first, after, strict=True)
+    )
 
 
-def _move(values: list, first: Sequence[object], repetitions: int) -> None:
-    for index, value in enumerate(first):
-        if isinstance(value, Affine):
-            values[index] = value.value + value.step * repetitions
+def _moved(values: Sequence[object], horizon: Horizon, repetitions: int) -> list[object]:
+    return [
+        value.moved(horizon, repetitions) if isinstance(value, Affine) else value
+        for value in values
+    ]

@@ -1,6 +1,8 @@
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +18,7 @@ K = Constants.load()
 
 #: Milliseconds of the real samples. Those of `matmul` agree with an independent replay.
 EXPECTED = {
+    "jax_0_9_2/rms_norm": 1.241402,
     "jax_0_10_2/matmul": 0.042876,
     "jax_0_12_0/matmul": 0.042838,
     "jax_0_10_2/fori": 1.894844,
@@ -183,6 +186,25 @@ def test_the_same_dump_gives_the_same_result_to_the_bit(real_dumps, tmp_path):
         for number, path in enumerate(sorted(moved.iterdir(), reverse=True)):
             os.utime(path, (number, number))
         assert repr(predict(dump)) == repr(predict(moved))
+
+
+def test_the_result_does_not_depend_on_the_hash_seed_of_the_process(real_dumps):
+    code = (
+        "import sys; from pathlib import Path; from jaxbench_env.evaluator.timing import predict; "
+        "print([predict(Path(dump)) for dump in sys.argv[1:]])"
+    )
+    dumps = [str(real_dumps[f"jax_0_12_0/{name}"]) for name in ("gather", "sems")]
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code, *dumps],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(outputs) == 1
 
 
 # ---- folders

@@ -220,10 +220,20 @@ def test_a_guarded_dma_that_is_off_is_not_issued(kernel_dump):
 
 def test_a_signalled_flag_satisfies_a_wait(kernel_dump):
     prediction = predict(
-        kernel_dump("%1 = vsyncadd [#allocation2], 2", "%2 = vwait.ge [#allocation2], 2")
+        kernel_dump(
+            "%1 = vsyncadd [#allocation2], 2",
+            "%2 = vwait.ge [#allocation2], 2",
+            "%3 = vsyncadd [#allocation2], -2",
+        )
     )
-    assert prediction.cycles == TOP + 2
+    assert prediction.cycles == TOP + 3
     assert not prediction.uncertain
+
+
+def test_a_flag_left_raised_is_uncertain(kernel_dump):
+    prediction = predict(kernel_dump("%1 = vsyncadd [#allocation2], 2"), compiler="libtpu 1.2.3")
+    assert prediction.uncertain
+    assert any("left raised" in one and "libtpu 1.2.3" in one for one in prediction.reasons)
 
 
 def test_flags_of_two_slots_are_apart(kernel_dump):
@@ -394,6 +404,7 @@ def test_fed_operands_fill_scalar_memory(kernel_dump):
         "%7 = dma.hbm_to_smem /*hbm=*/%s80_s8, /*size_in_granules=*/1, /*smem=*/%s52_s5, "
         "/*dst_syncflagno=*/[#allocation4]",
         WAIT.format(1),
+        TAKE.format(1),
         "%s53_s5 = sld [smem:[#allocation9 + $0x1]]",
         *loop("%s53_s5"),
     ]
@@ -413,6 +424,7 @@ def test_a_copy_of_a_part_of_an_operand_is_not_fed(kernel_dump):
         "%7 = dma.hbm_to_smem /*hbm=*/%s80_s8, /*size_in_granules=*/1, /*smem=*/%s52_s5, "
         "/*dst_syncflagno=*/[#allocation4]",
         WAIT.format(1),
+        TAKE.format(1),
         "%s53_s5 = sld [smem:[#allocation9 + $0x1]]",
         *loop("%s53_s5"),
     ]

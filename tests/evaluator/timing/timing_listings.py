@@ -1,21 +1,30 @@
 """Small listings written by hand, and dump folders made of them."""
 
+import re
 from pathlib import Path
 
 
 def listing(*bundles: str, entry: str = "") -> str:
-    """A listing of numbered bundles; "LB" and the like may precede a bundle, notes may follow it.
+    """A listing of numbered bundles with labels where branches go.
 
     A bundle is the text between the braces, or (text, note).
     """
+    pairs = [bundle if isinstance(bundle, tuple) else (bundle, "") for bundle in bundles]
+    regions, labels = {}, {}
+    for address, (_, note) in enumerate(pairs):
+        for region in re.findall(r"Start(?:/End empty)? region (\d+)", note):
+            regions.setdefault(region, address)
+    for address, (text, _) in enumerate(pairs):
+        for region in re.findall(r"sbr\S* [^;]*\$region(\d+)", text):
+            if region in regions:
+                labels[regions[region]] = "LB" if regions[region] <= address else "PF"
     lines = ["= control target key start", "LH: loop header", "= control target key end", ""]
-    for address, bundle in enumerate(bundles):
-        text, note = bundle if isinstance(bundle, tuple) else (bundle, "")
+    for address, (text, note) in enumerate(pairs):
         notes = [note] if note else []
         if address == 0 and entry:
             notes.append(f"entry bundle: %{entry} = custom-call(%a)")
         tail = f" /* {' :: '.join(notes)} */" if notes else ""
-        lines.append(f"  {address:#5x}   :  {{ {text} }}{tail}")
+        lines.append(f"  {address:#5x} {labels.get(address, ''):2}:  {{ {text} }}{tail}")
     return "\n".join(lines) + "\n"
 
 
