@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import workloads
-from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.result import EvalResult
 from jaxbench_env.evaluator.sandbox import sandbox
+from jaxbench_env.evaluator.service.client import SharedEvaluator, enabled
+from jaxbench_env.evaluator.stop import Stop
 from jaxbench_env.progress import progress_bar, progress_steps
 
 
@@ -23,6 +24,7 @@ def evaluate(
     allow_library_kernels: bool = False,
     verify: str = "presets",
     progress: bool | None = None,
+    cache: bool = True,
 ) -> EvalResult:
     """Evaluates one kernel text.
 
@@ -35,6 +37,7 @@ def evaluate(
         verify: ``"full"`` compares the numbers of a correct kernel at the published size, too:
             seconds to many minutes and up to 12 GiB (`evaluator.estimate.full_seconds`).
         progress: Whether to show the progress of that on standard error; by default on a terminal.
+        cache: Whether a verdict on the same text that is on disk already is given again.
 
     Returns:
         The verdict. Nothing that the text does raises.
@@ -48,7 +51,9 @@ def evaluate(
     chosen = _workload(workload)
     if not isinstance(source, str):
         raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
-    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels, verify=verify)
+    evaluator = SharedEvaluator(
+        target=target, allow_library_kernels=allow_library_kernels, verify=verify, cache=cache
+    )
     with progress_steps("published size", progress if verify == "full" else False) as watch:
         return evaluator.evaluate(chosen, source, seed=seed, watch=watch)
 
@@ -60,6 +65,7 @@ def evaluate_many(
     target: str = "v6e",
     allow_library_kernels: bool = False,
     verify: str = "presets",
+    cache: bool = True,
     workers: int | None = None,
     progress: bool | None = None,
 ) -> list[EvalResult]:
@@ -71,8 +77,10 @@ def evaluate_many(
         target: The chip.
         allow_library_kernels: Whether the texts may import finished kernels.
         verify: As in `evaluate`; numbers at the published size are checked one by one.
-        workers: Evaluations at once; by default one per core. However many there are, the
-            machine compiles only as many programs at once as its memory allows.
+        cache: As in `evaluate`.
+        workers: Evaluations asked for at once; by default one per core. However many there are,
+            the service runs as many as it has workers, and the machine compiles only as many
+            programs at once as its memory allows.
         progress: Whether to show a progress bar on standard error; by default on a terminal.
 
     Returns:
@@ -86,13 +94,15 @@ def evaluate_many(
     for _, source in jobs:
         if not isinstance(source, str):
             raise TypeError(f"source is kernel text (str), not {type(source).__name__}")
-    evaluator = Evaluator(target=target, allow_library_kernels=allow_library_kernels, verify=verify)
-    correct = 0
+    evaluator = SharedEvaluator(
+        target=target, allow_library_kernels=allow_library_kernels, verify=verify, cache=cache
+    )
+    correct, stop = 0, Stop()
     with (
         ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads,
         progress_bar(len(jobs), "evaluating", progress) as advance,
     ):
-        futures = [threads.submit(evaluator.evaluate, w, s, seed=seed) for w, s in jobs]
+        futures = [threads.submit(evaluator.evaluate, w, s, seed=seed, stop=stop) for w, s in jobs]
         try:
             for done in as_completed(futures):
                 correct += done.result().correct
@@ -100,8 +110,10 @@ def evaluate_many(
         except BaseException:  # an interrupt must not wait for what is queued or running
             for future in futures:
                 future.cancel()
-            sandbox().close()
-            pool().close()
+            stop.cancel()
+            if not enabled():
+                sandbox().close()
+                pool().close()
             raise
     return [future.result() for future in futures]
 

@@ -14,6 +14,7 @@ import workloads
 from jaxbench_env.evaluator.audit import MAX_LENGTH
 from jaxbench_env.evaluator.evaluator import Evaluator
 from jaxbench_env.evaluator.result import EvalResult, Status
+from jaxbench_env.evaluator.service.client import SharedEvaluator
 from jaxbench_env.feedback import MAX_FEEDBACK, feedback
 from jaxbench_env.outcome import outcome
 from jaxbench_env.spaces import SourceText
@@ -92,6 +93,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         target: str = "v6e",
         allow_library_kernels: bool = False,
         verify: str = "presets",
+        cache: bool = True,
         examples: Sequence[str] = (),
         render_mode: str | None = None,
     ):
@@ -105,6 +107,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             allow_library_kernels: Whether a text may import finished kernels.
             verify: ``"full"`` compares the numbers of correct attempts at the published size, too
                 (see `Evaluator`).
+            cache: Whether a verdict on the same text that is on disk already is given again.
             examples: Texts that `action_space.sample()` draws from instead of random text.
             render_mode: ``"ansi"`` (`render` returns text), ``"human"`` (printed at every step).
 
@@ -120,14 +123,17 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise ValueError(f"unknown render_mode {render_mode!r}; it is one of {modes}")
         workloads.chip(target)
         self.max_attempts, self.target, self.render_mode = max_attempts, target, render_mode
-        self.evaluator = Evaluator(
-            target=target, allow_library_kernels=allow_library_kernels, verify=verify
+        self.evaluator: Evaluator = SharedEvaluator(
+            target=target,
+            allow_library_kernels=allow_library_kernels,
+            verify=verify,
+            cache=cache,
         )
         self._reward = rewards.get(reward)
         self._choose(workloads.get(workload) if isinstance(workload, str) else workload)
         self.last_result: EvalResult | None = None
         self._feedback, self._attempt, self._best = "", 0, {}
-        self._over = True
+        self._over, self._seeded = True, False
         self.action_space = SourceText(MAX_LENGTH, examples=examples or None)
         self.observation_space = spaces.Dict(
             {
@@ -150,7 +156,9 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         """Starts an episode. The first use of a workload compiles its baseline (kept on disk).
 
         Args:
-            seed: Makes the secret inputs of all following attempts reproducible.
+            seed: Makes the secret inputs of all following attempts reproducible. Without one
+                they come from the system, and a text that was evaluated so before gets the
+                verdict that is on disk.
             options: None are known here; see `SuiteEnv`.
 
         Raises:
@@ -158,6 +166,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             BuildError: If the baseline cannot be compiled.
         """
         super().reset(seed=seed)
+        self._seeded |= seed is not None
         self._apply(options or {})
         self._baseline = self.evaluator.baseline(self.workload)
         self.last_result, self._feedback = None, ""
@@ -188,7 +197,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         if not isinstance(action, str):
             raise TypeError(f"an action is kernel source text (str), not {type(action).__name__}")
         action = str(action)  # numpy's own string type compares and pickles unlike str
-        seed = int(self.np_random.integers(1 << 62))
+        seed = int(self.np_random.integers(1 << 62)) if self._seeded else None
         result = self.evaluator.evaluate(self.workload, action, seed=seed)
         self._attempt += 1
         self._over = self._attempt >= self.max_attempts
@@ -210,7 +219,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         return self._text() if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Ends the episode. The evaluator's processes end with the program."""
+        """Ends the episode. The evaluator's processes end when nobody has needed them for long."""
         self._over = True
 
     def _observation(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import tempfile
 import time
 
 import click
@@ -20,11 +21,13 @@ from rich.table import Table
 
 import jaxbench_env  # noqa: F401  (registers the environments)
 from baselines import kernels
+from jaxbench_env.evaluator.service import address, client
 from jaxbench_env.progress import progress_bar
 
 WORKLOADS = ("rms_norm", "gemm", "mamba2_scan")
 STAGES = ("audit", "trace", "compile", "price", "numerics", "simulate", "total")
 ALLOWANCE_SECONDS = 0.3
+QUICK_STEPS = 50
 
 
 def resident_bytes() -> int:
@@ -35,7 +38,7 @@ def resident_bytes() -> int:
 
 def bench(workload: str, steps: int, advance) -> dict:
     """Steps one workload's kernel; the first step warms processes up and is not counted."""
-    env = gym.make(f"JAXBench/{workload}", max_attempts=steps + 1)
+    env = gym.make(f"JAXBench/{workload}", max_attempts=steps + 1, cache=False)
     started = time.perf_counter()
     env.reset(seed=0)
     first_reset = time.perf_counter() - started
@@ -66,7 +69,7 @@ def bench(workload: str, steps: int, advance) -> dict:
 
 def memory(steps: int, advance) -> list[int]:
     """Resident bytes of this process after each of many steps."""
-    env = gym.make("JAXBench/rms_norm", max_attempts=steps)
+    env = gym.make("JAXBench/rms_norm", max_attempts=steps, cache=False)
     env.reset(seed=0)
     source, seen = kernels.source("rms_norm"), []
     for _ in range(steps):
@@ -76,20 +79,60 @@ def memory(steps: int, advance) -> list[int]:
     return seen
 
 
+def overheads(steps: int, advance) -> dict[str, float]:
+    """Milliseconds of steps that do next to nothing: in process, by the service, and from disk."""
+    found, usual = {}, os.environ.get("JAXBENCH_SERVICE", "on")
+    for name, service in (("rejected, no service", "off"), ("rejected, service", "on")):
+        os.environ["JAXBENCH_SERVICE"] = service
+        found[name] = _median_ms("import os\n", steps, advance)
+    os.environ["JAXBENCH_SERVICE"] = usual
+    with tempfile.TemporaryDirectory(prefix="jaxbench-test-") as folder:
+        kept = os.environ.get("JAXBENCH_CACHE")
+        os.environ["JAXBENCH_CACHE"] = folder
+        found["right, from disk"] = _median_ms(kernels.source("rms_norm"), steps, advance)
+        client.answers(address.own(), "stop")  # the one with that cache
+        os.environ.pop("JAXBENCH_CACHE")
+        if kept:
+            os.environ["JAXBENCH_CACHE"] = kept
+    return found
+
+
+def _median_ms(source: str, steps: int, advance) -> float:
+    env = gym.make("JAXBench/rms_norm", max_attempts=steps + 1)
+    env.reset()
+    env.step(source)
+    seconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        env.step(source)
+        seconds.append(time.perf_counter() - started)
+        advance("")
+    return 1e3 * statistics.median(seconds)
+
+
 @click.command()
 @click.option("--steps", default=10, help="Counted steps of each kernel.")
 @click.option("--memory-steps", default=30, help="Steps over which the parent's memory is read.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def main(steps: int, memory_steps: int, as_json: bool) -> None:
     """Measure env.step and env.reset."""
-    total = len(WORKLOADS) * (steps + 1) + memory_steps
+    total = len(WORKLOADS) * (steps + 1) * bool(steps) + memory_steps + 3 * QUICK_STEPS
     with progress_bar(total, "stepping") as advance:
-        rows = [bench(workload, steps, advance) for workload in WORKLOADS]
+        quick = overheads(QUICK_STEPS, advance)
+        rows = [bench(workload, steps, advance) for workload in WORKLOADS if steps]
         seen = memory(memory_steps, advance)
     if as_json:
-        print(json.dumps({"steps": rows, "parent_resident_bytes": seen}, indent=2))
+        print(
+            json.dumps(
+                {"steps": rows, "overheads_ms": quick, "parent_resident_bytes": seen}, indent=2
+            )
+        )
         return
     console = Console(width=120)
+    table = Table("step", "median ms", title="Steps that evaluate nothing")
+    for name, milliseconds in quick.items():
+        table.add_row(name, f"{milliseconds:.1f}")
+    console.print(table)
     table = Table("workload", "verdict", *STAGES, "over floor", title="Warm step, median seconds")
     for row in rows:
         verdict = f"{row['status']} {row['speedup']:.2f}x"

@@ -12,6 +12,10 @@ FIXTURES = Path(__file__).parent / "fixtures"
 # processes of a test run share one.
 _cache = tempfile.TemporaryDirectory(prefix="jaxbench-test-cache-")
 os.environ["JAXBENCH_CACHE"] = _cache.name
+# Tests mean what they evaluate, and look into the evaluator's processes: those of the cache and of
+# the service switch them on for themselves.
+os.environ["JAXBENCH_CACHE_BYTES"] = "0"
+os.environ["JAXBENCH_SERVICE"] = "off"
 # As in the judge: a cast to bfloat16 is meant. XLA would otherwise skip some on a CPU.
 os.environ.setdefault("XLA_FLAGS", "--xla_allow_excess_precision=false")
 

@@ -32,7 +32,7 @@ def run(as_json: bool) -> int:
 
     console = Console(quiet=as_json)
     waiting = Console(stderr=True)
-    env = gym.make("JAXBench/mamba2_scan", max_attempts=len(ATTEMPTS))
+    env = gym.make("JAXBench/mamba2_scan", max_attempts=len(ATTEMPTS), cache=False)
     with waiting.status("Compiling XLA's program for the reference (once; it is kept on disk)"):
         observation, _ = env.reset(seed=0)
     console.rule("Task (what the agent reads first)")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import workloads
+from jaxbench_env.cli import shared
 from jaxbench_env.evaluator.result import EvalResult, Status
 
 EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
@@ -62,6 +63,10 @@ class _Main(click.Group):
 @click.version_option(package_name="jaxbench-env", prog_name="jaxbench")
 def main() -> None:
     """Evaluate Pallas TPU kernels: compiled, checked and timed without a TPU."""
+
+
+main.add_command(shared.cache)
+main.add_command(shared.service)
 
 
 @main.command("list")
@@ -177,6 +182,7 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
     show_default=True,
     help="full: compare the numbers at the published size, too (minutes, up to 12 GiB).",
 )
+@click.option("--no-cache", is_flag=True, help="Evaluate even if the verdict is on disk already.")
 @_as_json
 def evaluate_kernel(
     workload: workloads.Workload,
@@ -184,6 +190,7 @@ def evaluate_kernel(
     seed: int | None,
     allow_library_kernels: bool,
     verify: str,
+    no_cache: bool,
     as_json: bool,
 ) -> None:
     """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD.
@@ -201,6 +208,7 @@ def evaluate_kernel(
         seed=seed,
         allow_library_kernels=allow_library_kernels,
         verify=verify,
+        cache=not no_cache,
     )
     if as_json:
         _print_json(result.to_dict())

@@ -118,22 +118,43 @@ def baseline(workload: Workload, target: str, versions: Versions, protocol: int)
     Raises:
         BuildError: If the reference does not compile.
     """
-    mark = fingerprint(workload, target, protocol)
-    name = store.key({"fingerprint": mark, "versions": versions.as_dict()})
+    name = _name(workload, target, versions, protocol)
     if name in _known:
         return _known[name]
     with _lock:
         lock = _locks.setdefault(name, threading.Lock())
     with lock:  # two threads must not compile the same baseline
-        if name not in _known:
-            row = shipped(versions).get(workload.id, {})
-            record = row["baseline"] if row.get("fingerprint") == mark else None
-            record = record or store.load("baselines", name)
-            if not _complete(record):
-                record = asdict(make(workload, target))
-                store.save("baselines", name, record)
-            _known[name] = Baseline.from_dict(record)
-    return _known[name]
+        found = kept(workload, target, versions, protocol)
+        if found is None:
+            found = remember(make(workload, target), workload, target, versions, protocol)
+            store.save("baselines", name, asdict(found))
+    return found
+
+
+def kept(workload: Workload, target: str, versions: Versions, protocol: int) -> Baseline | None:
+    """The baseline of a workload from memory, shipped, or from disk; None if it is to be made."""
+    name = _name(workload, target, versions, protocol)
+    if name in _known:
+        return _known[name]
+    row = shipped(versions).get(workload.id, {})
+    mark = fingerprint(workload, target, protocol)
+    record = row["baseline"] if row.get("fingerprint") == mark else None
+    record = record or store.load("baselines", name)
+    if not _complete(record):
+        return None
+    return remember(Baseline.from_dict(record), workload, target, versions, protocol)
+
+
+def remember(
+    found: Baseline, workload: Workload, target: str, versions: Versions, protocol: int
+) -> Baseline:
+    """Keeps a baseline in memory, and returns it."""
+    return _known.setdefault(_name(workload, target, versions, protocol), found)
+
+
+def _name(workload: Workload, target: str, versions: Versions, protocol: int) -> str:
+    mark = fingerprint(workload, target, protocol)
+    return store.key({"fingerprint": mark, "versions": versions.as_dict()})
 
 
 def _complete(record: dict[str, Any] | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from jaxbench_env.evaluator.judge.pool import JudgeError, Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
 from jaxbench_env.evaluator.sandbox import Job, Limits, sandbox
+from jaxbench_env.evaluator.stop import Stop
 from jaxbench_env.evaluator.store import compile_slot
 from workloads import Workload
 
@@ -48,11 +49,13 @@ class Scalars:
         kernels: What they belong to, as `timing.to_blobs` makes it.
         blobs: The values.
         problem: Why there are none, if so, as a sentence.
+        late: Whether computing them took too long, which it may not on a quieter machine.
     """
 
     kernels: Sequence[dict[str, Any]] = ()
     blobs: Sequence[bytes] = ()
     problem: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def build(
     *,
     limits: Limits = COMPILE_LIMITS,
     watch: Callable[[Job], None] = lambda job: None,
+    stop: Stop | None = None,
     scalars: Scalars = Scalars(),  # noqa: B008 - immutable
     bounded: bool = False,
     timeline: Timeline | None = None,
@@ -144,6 +148,7 @@ def build(
         target: The chip.
         limits: What the compile may use.
         watch: Called with the running job, so that another thread can cancel it.
+        stop: Ends the judge that predicts the time, if it is cancelled.
         scalars: Values of the kernels' scalar operands, from `scalars`. They are secret, and the
             compiler does not get them.
         bounded: Whether to bound an uncertain time from below too.
@@ -167,7 +172,7 @@ def build(
         watch(job)
         event = next(iter([*job.events()][-1:]), None)
         ended = job.wait()
-        if event is None:
+        if event is None or ended.killed == "disk":
             raise _died(job, limits)
         if event["event"] != "compiled":
             raise _rejected(event)
@@ -175,9 +180,9 @@ def build(
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
         dump, least = job.box / "out" / "dump", None
         patience = PRICE_SECONDS * (5 if bounded else 1)  # the unrolled baseline takes minutes
-        prediction, problem, trace = _price(dump, scalars, patience, timeline=timeline)
+        prediction, problem, trace = _price(dump, scalars, patience, stop, timeline=timeline)
         if bounded and prediction is not None and prediction["uncertain"]:
-            least, problem, _ = _price(dump, scalars, patience, least=True)
+            least, problem, _ = _price(dump, scalars, patience, stop, least=True)
             prediction = prediction if least else None
         return Built(
             hbm_used=int(event["hbm_used"]),
@@ -198,22 +203,24 @@ def _pallas_programs(hlo: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def scalars(artefact: bytes, workload: Workload, seed: int) -> Scalars:
+def scalars(artefact: bytes, workload: Workload, seed: int, *, stop: Stop | None = None) -> Scalars:
     """The scalar operands that the kernels of an artefact have on secret inputs, for `build`.
 
     Args:
         artefact: A TPU artefact.
         workload: What it computes.
         seed: Seed of the inputs.
+        stop: As for `build`.
 
     Raises:
         JudgeError: If the evaluator itself fails.
     """
     request = {"do": "feeds", **named(workload), "seed": seed}
     try:
-        answer, blobs = pool().ask("price", request, [artefact], FEEDS_SECONDS)
+        answer, blobs = pool().ask("price", request, [artefact], FEEDS_SECONDS, stop)
     except Refused:  # it was inspected before, so this is its size
-        return Scalars(problem="scalar operands have no values: computing them takes too long")
+        problem = "scalar operands have no values: computing them takes too long"
+        return Scalars(problem=problem, late=True)
     return Scalars(answer["kernels"], blobs, answer["problem"])
 
 
@@ -221,6 +228,7 @@ def _price(
     dump: Path,
     values: Scalars,
     seconds: float,
+    stop: Stop | None,
     *,
     least: bool = False,
     timeline: Timeline | None = None,
@@ -234,7 +242,7 @@ def _price(
     if timeline is not None:
         request["timeline"] = asdict(timeline)
     try:
-        answer, blobs = pool().ask("price", request, values.blobs, timeout=seconds)
+        answer, blobs = pool().ask("price", request, values.blobs, seconds, stop)
     except Refused as error:
         return None, str(error), None
     except JudgeError as error:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from jaxbench_env.evaluator import audit as auditing
 from jaxbench_env.evaluator import build as building
-from jaxbench_env.evaluator import fences, profile, tracing, verdict
+from jaxbench_env.evaluator import cache, fences, profile, tracing, verdict
 from jaxbench_env.evaluator.baseline import Baseline, baseline
 from jaxbench_env.evaluator.estimate import full_limit, full_share, numerics_limit
 from jaxbench_env.evaluator.judge.pool import Refused, Watch, pool
@@ -31,7 +30,8 @@ from jaxbench_env.evaluator.result import (
     Status,
     Times,
 )
-from jaxbench_env.evaluator.sandbox import Job, Limits
+from jaxbench_env.evaluator.sandbox import Limits
+from jaxbench_env.evaluator.stop import Stop
 from jaxbench_env.evaluator.verdict import Failure
 from workloads import Workload, chip
 
@@ -39,7 +39,6 @@ from workloads import Workload, chip
 PROTOCOL = 2
 
 VERIFY = ("presets", "full")
-
 
 _FULL = threading.Lock()  # each may take 12 GiB: one at a time
 
@@ -57,6 +56,8 @@ class Evaluator:
             correct kernel at the published size: seconds to many minutes, up to 12 GiB.
         trace_seconds: Time for running and tracing the text and for the simulated run, without
             that spent waiting for a busy processor.
+        cache: Whether a verdict that is on disk already is given again; see `cache`. It is kept
+            in either case.
     """
 
     target: str = "v6e"
@@ -64,6 +65,7 @@ class Evaluator:
     without: frozenset[str] = frozenset()
     verify: str = "presets"
     trace_seconds: float = 60
+    cache: bool = True
 
     def __post_init__(self) -> None:
         """Checks the names."""
@@ -87,6 +89,7 @@ class Evaluator:
         *,
         seed: int | None = None,
         watch: Watch | None = None,
+        stop: Stop | None = None,
     ) -> EvalResult:
         """Evaluates one kernel text. Never raises for anything that the text does.
 
@@ -96,17 +99,48 @@ class Evaluator:
             seed: Seed of the secret inputs; from the system by default.
             watch: Hears of the progress at the published size: what is being done, steps done,
                 steps in all.
+            stop: Ends the evaluation early if it is cancelled; its result then means nothing.
 
         Raises:
             ValueError: For a workload that is neither registered nor from a file, an unknown
                 target, or a negative seed.
         """
+        self.check(workload, seed)
+        known = self.kept(workload, source, seed)
+        if known is not None:
+            return known
+        run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
+        stop = stop or Stop()
+        stop.add(run.stop)
+        try:
+            result = self._result(run, watch)
+        finally:
+            stop.discard(run.stop)
+        if run.repeatable and not run.stop.over and not self.without:
+            cache.save(self._key(workload, source, seed), result)
+        return result
+
+    def check(self, workload: Workload, seed: int | None) -> None:
+        """Raises as `evaluate` does, and does nothing else."""
         named(workload)
         chip(self.target)
         if seed is not None and int(seed) < 0:
             raise ValueError(f"a seed is a whole number of at least 0, not {seed}")
+
+    def kept(self, workload: Workload, source: str, seed: int | None) -> EvalResult | None:
+        """The verdict that is on disk already, if there is one and it may be used."""
+        if not self.cache or self.without:
+            return None
+        return cache.load(self._key(workload, source, seed), workload, source, seed)
+
+    def _key(self, workload: Workload, source: str, seed: int | None) -> str:
+        settings = {k: v for k, v in asdict(self).items() if k not in ("without", "cache")}
+        settings["protocol"] = PROTOCOL
+        versions = building.installed_versions().as_dict()
+        return cache.key(workload, source, None if seed is None else int(seed), versions, settings)
+
+    def _result(self, run: _Run, watch: Watch | None) -> EvalResult:
         started = time.monotonic()
-        run = _Run(workload, source, secrets.randbits(63) if seed is None else int(seed))
         try:
             fields = self._evaluate(run)
             if self.verify == "full":
@@ -129,12 +163,12 @@ class Evaluator:
             durations={name: round(seconds, 4) for name, seconds in run.durations.items()},
             provenance=Provenance(
                 protocol=PROTOCOL,
-                workload=workload.id,
-                workload_version=workload.version,
+                workload=run.workload.id,
+                workload_version=run.workload.version,
                 target=self.target,
                 versions=building.installed_versions().as_dict(),
                 seed=run.seed,
-                source_sha256=hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest(),
+                source_sha256=cache.source_hash(run.source),
             ),
         )
 
@@ -158,7 +192,7 @@ class Evaluator:
         limits = self._audit(run)
         with (
             tracing.start(workload, source, building.DEVICE_KINDS[self.target], limits) as job,
-            _Jobs() as jobs,
+            Stop() as jobs,
         ):
             for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
                 if platform == "tpu":
@@ -186,7 +220,7 @@ class Evaluator:
         with (
             tracing.start(run.workload, run.source, kind, limits, checked) as job,
             ThreadPoolExecutor(5) as threads,
-            _Jobs() as jobs,
+            run.stop.add(Stop()) as jobs,
         ):
             based = threads.submit(self.baseline, run.workload)
             trace = tracing.Trace(run.workload, run.source, jobs.add(job), checked)
@@ -231,7 +265,7 @@ class Evaluator:
         return verdict.judge_time(fields, floor, program.price_error)
 
     def _trace(
-        self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: _Jobs
+        self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: Stop
     ) -> Future[building.Built]:
         """Collects the artefacts; the full-size one is compiled while the others are traced."""
         built = None
@@ -253,11 +287,11 @@ class Evaluator:
             run.notes.append(f"It does not trace at preset {preset}: {message}")
         return built
 
-    def _build(self, run: _Run, artefact: bytes, jobs: _Jobs) -> building.Built:
+    def _build(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         """Inspects, compiles and prices the full-size artefact."""
         request = {"do": "inspect", **named(run.workload), "preset": "v6e"}
         try:
-            run.facts, _ = pool().ask("price", request, [artefact])
+            run.facts, _ = pool().ask("price", request, [artefact], stop=run.stop)
         except Refused as refused:
             raise Failure(refused.status, "trace", str(refused)) from None
         if "kernel" not in self.without:
@@ -266,10 +300,17 @@ class Evaluator:
         values = building.Scalars()
         if run.facts["scalar_operands"]:
             with run.timed("feeds"):
-                values = building.scalars(artefact, run.workload, feeds_seed(run.seed))
+                seed = feeds_seed(run.seed)
+                values = building.scalars(artefact, run.workload, seed, stop=run.stop)
+            run.repeatable &= not values.late
         try:
             program = building.build(
-                artefact, self.target, watch=jobs.add, scalars=values, timeline=run.timeline
+                artefact,
+                self.target,
+                watch=jobs.add,
+                stop=run.stop,
+                scalars=values,
+                timeline=run.timeline,
             )
         except building.BuildError as error:
             memory = Memory(hbm_limit=chip(self.target).hbm_bytes, **error.memory)
@@ -342,7 +383,7 @@ def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     limit = numerics_limit(run.workload)
     with run.timed("numerics"):
         try:
-            answer, _ = pool().ask("numerics", request, blobs, limit)
+            answer, _ = pool().ask("numerics", request, blobs, limit, run.stop)
         except Refused as refused:
             return [], refused
     run.reach = answer.get("reach", run.reach)
@@ -355,7 +396,8 @@ def _examine(run: _Run) -> tuple[dict[str, Any], Refused | None]:
     request = {"do": "examine", **named(run.workload), "artefacts": names}
     with run.timed("examine"):
         try:
-            answer, _ = pool().ask("price", request, [run.programs[name] for name in names])
+            blobs = [run.programs[name] for name in names]
+            answer, _ = pool().ask("price", request, blobs, stop=run.stop)
         except Refused as refused:
             return {}, refused
     return answer["findings"], None
@@ -372,9 +414,10 @@ def _verify_full(run: _Run, fields: dict[str, Any], watch: Watch | None) -> dict
     }
     with run.timed("full"), _FULL:
         try:
-            blobs = [run.artefacts["v6e"]]
-            found, _ = pool().ask("full", request, blobs, full_limit(run.workload), watch)
+            blobs, limit = [run.artefacts["v6e"]], full_limit(run.workload)
+            found, _ = pool().ask("full", request, blobs, limit, run.stop, watch)
         except Refused as refused:
+            run.repeatable &= refused.status not in cache.UNSETTLED
             return verdict.judge_full(None, 0.0, refused, fields, run.shown)
     check = NumericCheck(**found["check"])
     return verdict.judge_full(check, found["share"], None, fields, run.shown)
@@ -385,6 +428,7 @@ def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
     with run.timed("simulate"):
         race = trace.race()
         result = race.pop("result", None)
+        run.repeatable &= not race.pop("cut_short", False)
         if result is None:
             return race
         preset = race["preset"]
@@ -397,8 +441,9 @@ def _simulate(run: _Run, trace: tracing.Trace) -> dict[str, Any]:
         limit = numerics_limit(run.workload)
         try:
             blobs = [result, run.artefacts[preset]]
-            answer, _ = pool().ask("simulated", request, blobs, limit)
+            answer, _ = pool().ask("simulated", request, blobs, limit, run.stop)
         except Refused as refused:
+            run.repeatable = False
             return {**race, "outcome": "failed", "reason": str(refused)}
         simulated, plain = (NumericCheck(**c) for c in answer["checks"])
         return {**race, "simulated": simulated, "plain": plain}
@@ -421,6 +466,8 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
     durations: dict[str, float] = field(default_factory=dict)
+    repeatable: bool = True  # whether a quieter machine would say the same
+    stop: Stop = field(default_factory=Stop)
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -430,27 +477,3 @@ class _Run:
             yield
         finally:
             self.durations[name] = time.monotonic() - started
-
-
-class _Jobs:
-    """Jobs that must not outlive a decided verdict."""
-
-    def __init__(self) -> None:
-        self._lock, self._jobs, self._over = threading.Lock(), [], False
-
-    def add(self, job: Job) -> Job:
-        """Takes a job into the list; one that comes too late is cancelled at once."""
-        with self._lock:
-            self._jobs.append(job)
-            if self._over:
-                job.cancel()
-        return job
-
-    def __enter__(self) -> _Jobs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._over = True
-            for job in self._jobs:
-                job.cancel()

@@ -242,6 +242,9 @@ class Sandbox:
         (box / "job.json").write_text(json.dumps(job))
         for name, data in files.items():
             (box / "in" / name).write_bytes(data)
+        # The job may be another user, whatever our umask.
+        for path in (box / "in", box / "job.json", *(box / "in" / name for name in files)):
+            path.chmod(0o755)
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         request = {
@@ -260,7 +263,10 @@ class Sandbox:
         except OSError as error:
             os.close(read_end)
             ours.close()
-            self.close()
+            with self._lock:  # the next job gets a new one; those that run have supervisors
+                if self._process is not None:
+                    self._process.kill()
+                    self._process.wait()
             raise SandboxError(f"the zygote process is gone: {error}") from error
         finally:
             theirs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -41,13 +42,34 @@ def load(kind: str, name: str) -> dict[str, Any] | None:
 
 def save(kind: str, name: str, record: Mapping[str, Any]) -> None:
     """Writes a record so that no reader ever sees half of it. A full disk is not an error."""
-    folder = cache_directory() / kind
+    write(cache_directory() / kind / f"{name}.json", json.dumps(record).encode())
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file at once or not at all; what cannot be written is left out."""
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(record, file)
-        os.replace(temporary, folder / f"{name}.json")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:  # a full disk, an interrupt
+            os.unlink(temporary)
+            raise
+
+
+@functools.cache
+def code_version() -> str:
+    """A hash of the code and data that decide verdicts: of the evaluator and the workloads."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for root in (package, package.parents[1] / "workloads"):
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".json"):
+                digest.update(f"{path.relative_to(root)}:{path.stat().st_size}:".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def compile_slots() -> int:

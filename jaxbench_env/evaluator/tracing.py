@@ -153,7 +153,10 @@ class Trace:
             ) from None
 
     def race(self) -> dict[str, Any]:
-        """What the simulated run found: outcome, reason, preset, hint and, as bytes, its result."""
+        """What the simulated run found: outcome, reason, preset, hint and, as bytes, its result.
+
+        ``cut_short`` is True where a limit of time or memory may have ended it.
+        """
         if not _simulated(self._workload):
             return {"outcome": "skipped", "reason": "the arrays are too large to simulate"}
         for event in self._events:
@@ -175,7 +178,7 @@ class Trace:
         ended = self.job.wait()
         said = last_line(self.job.log())
         reason = f"the simulated run ended early ({ended.describe()}) {said}".strip()
-        return {"outcome": "failed", "reason": reason}
+        return {"outcome": "failed", "reason": reason, "cut_short": True}
 
     def _error(self, event: dict[str, Any]) -> Failure:
         try:

@@ -115,8 +115,8 @@ def test_dataclasses_under_postponed_annotations_are_fine(attempts):
 
 def test_a_judge_gets_the_variant_that_was_asked_for():
     published = workloads.get("42k", variant="published")
-    assert worker._workload(worker.named(published)) is published
-    assert worker._workload(worker.named(workloads.get("42k"))) is workloads.get("42k")
+    assert worker.workload_of(worker.named(published)) is published
+    assert worker.workload_of(worker.named(workloads.get("42k"))) is workloads.get("42k")
     assert published.reference is not workloads.get("42k").reference
 
 

@@ -371,6 +371,8 @@ def _watch(pid: int, box: str, limits: dict, channel: socket.socket) -> dict:
     usage_status = None
     if not killed:
         _, usage_status = os.waitpid(pid, 0)
+        if _directory_bytes(box + "/out") > limits["disk_bytes"]:  # written since the last look
+            killed = "disk"
     _kill_all(pid)
     report = {"killed": killed, "code": None, "signal": None, "peak_bytes": peak}
     if usage_status is not None:
@@ -445,6 +447,7 @@ def main(argv: list[str]) -> None:
     control, work = socket.socket(fileno=int(argv[1])), argv[2]
     sys.path += argv[3].split(":")
     modules = {os.path.basename(p).removesuffix(".py"): _load(p) for p in argv[4:]}
+    os.umask(0o022)  # jobs are other users, and find their way through directories made here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -18,10 +19,13 @@ from typing import Any
 from jaxbench_env.evaluator.judge import worker
 from jaxbench_env.evaluator.result import Status
 from jaxbench_env.evaluator.sandbox import TPU_ENVIRONMENT
+from jaxbench_env.evaluator.stop import Stop
 
 ADDRESS_SPACE = 24 << 30
-# A worker is replaced after so many requests: compiled programs of many candidates add up.
+# A worker is replaced after so many requests, or when it still holds so much memory after one: what
+# jax remembers of many candidates adds up.
 MAX_REQUESTS = 200
+MAX_RESIDENT_BYTES = 2 << 30
 _ROOT = Path(__file__).parents[3]  # the directory that holds the packages
 
 
@@ -76,9 +80,10 @@ class Worker:
         request: dict[str, Any],
         blobs: Sequence[bytes],
         timeout: float,
+        stop: Stop,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Sends one request and waits for the answer.
+        """Sends one request and waits for the answer; a cancelled `stop` ends the process.
 
         Raises:
             Refused: If the judge refuses the candidate, is killed by it or takes too long.
@@ -86,6 +91,7 @@ class Worker:
             JudgeError: If the judge fails by itself.
         """
         self.requests += 1
+        stop.add(self)
         try:
             worker.send(self._connection, request, blobs)
             answer, out = self._answer(timeout)
@@ -96,6 +102,8 @@ class Worker:
         except (EOFError, OSError):
             code = self._process.wait()
             raise Died(f"the process that ran the kernel's numbers died ({code})") from None
+        finally:
+            stop.discard(self)  # from here on it is at work for others
         if answer["ok"]:
             return answer, out
         if answer["status"]:
@@ -122,12 +130,26 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it can take another request."""
-        return self._process.poll() is None and self.requests < MAX_REQUESTS
+        return (
+            self._process.poll() is None
+            and self.requests < MAX_REQUESTS
+            and self.resident_bytes() <= MAX_RESIDENT_BYTES
+        )
+
+    def resident_bytes(self) -> int:
+        """Memory of the process; 0 if there is none, or on a system that does not say."""
+        try:
+            with open(f"/proc/{self._process.pid}/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
 
     def kill(self) -> None:
         """Ends the process; another thread that waits for its answer sees it end."""
         self._process.kill()
         self._process.wait()
+
+    cancel = kill
 
     def close(self) -> None:
         """Ends the process and frees what belongs to it. May be called more than once."""
@@ -188,6 +210,7 @@ class Pool:
         request: dict[str, Any],
         blobs: Sequence[bytes] = (),
         timeout: float = 120,
+        stop: Stop | None = None,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Has one request answered.
@@ -197,26 +220,29 @@ class Pool:
             request: The request.
             blobs: Artefacts that go with it.
             timeout: Seconds, from one message of the worker to the next.
+            stop: Ends the judge that is at work on this request, if it is cancelled.
             watch: Hears what the worker says about its progress.
 
         Raises:
             Refused: See `Worker.ask`.
             JudgeError: See `Worker.ask`.
         """
+        stop = stop or Stop()
         with self._lock:
             idle = self._idle.setdefault(kind, [])
             chosen, generation = (idle.pop() if idle else None), self._generation
         chosen = chosen or self._start()
         try:
-            answer = chosen.ask(request, blobs, timeout, watch)
+            answer = chosen.ask(request, blobs, timeout, stop, watch)
         except Died as error:
-            if generation != self._generation:
+            if generation != self._generation or stop.over:
+                self._end(chosen)
                 raise Refused(Status.CRASHED, "the evaluation was stopped") from error
             # Once may be bad luck (an out-of-memory killer picks the largest), twice is not.
             self._end(chosen)
             chosen = self._start()
             try:
-                answer = chosen.ask(request, blobs, timeout, watch)
+                answer = chosen.ask(request, blobs, timeout, stop, watch)
             except Died as error:
                 self._end(chosen)
                 raise Refused(Status.CRASHED, str(error)) from None

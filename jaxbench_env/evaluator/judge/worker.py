@@ -6,14 +6,18 @@ it keeps compiled references. Requests and answers are JSON followed by the blob
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 import json
 import os
 import resource
 import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +70,7 @@ def named(workload: Workload) -> dict[str, Any]:
     return {"workload": workload.id, "file": dataclasses.asdict(workload.file)}
 
 
-def _workload(request: dict[str, Any]) -> Workload:
+def workload_of(request: dict[str, Any]) -> Workload:
     """The workload that a request names; the same object for the same file."""
     import workloads
     from workloads.from_file import load_text
@@ -80,7 +84,7 @@ def _check(request, blobs):
     from jaxbench_env.evaluator.judge import artefact, numerics, reach
     from workloads import DRAWS
 
-    workload, at = _workload(request), request.get("reach")
+    workload, at = workload_of(request), request.get("reach")
     artefacts = dict(zip(request["presets"], blobs, strict=False))
     found = {}
 
@@ -98,7 +102,7 @@ def _full(request, blobs):
     from jaxbench_env.evaluator.judge import full
 
     found = full.check(
-        _workload(request),
+        workload_of(request),
         request["preset"],
         request["seed"],
         blobs[0] if blobs else None,
@@ -111,7 +115,7 @@ def _full(request, blobs):
 def _simulated(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     pair = numerics.check_simulated(workload, request["preset"], request["seed"], *blobs)
     return {"checks": [dataclasses.asdict(c) for c in pair]}, []
 
@@ -120,13 +124,13 @@ def _degenerate(request, blobs):
     from jaxbench_env.evaluator.judge import degenerate
 
     checks = degenerate.audit(
-        _workload(request), request["draw"], request["seed"], request["preset"]
+        workload_of(request), request["draw"], request["seed"], request["preset"]
     )
     return {"checks": {name: dataclasses.asdict(check) for name, check in checks.items()}}, []
 
 
 def _inputs(request, blobs):
-    workload = _workload(request)
+    workload = workload_of(request)
     arrays = workload.inputs(request["preset"], request["draw"], request["seed"])
     return {}, [array.tobytes() for array in arrays]
 
@@ -135,7 +139,7 @@ def _inspect(request, blobs):
     """Facts about the full-size TPU artefact."""
     from jaxbench_env.evaluator.judge import artefact, evidence, numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     _, facts = artefact.load(blobs[0], "tpu", numerics.contract(workload, request["preset"]))
     kernels = [call.kernel for call in facts.calls if call.kernel is not None]
     done = facts.inside()
@@ -153,7 +157,7 @@ def _examine(request, blobs):
     """Findings on all artefacts of a candidate together."""
     from jaxbench_env.evaluator.judge import artefact, evidence, numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     programs: dict[str, dict] = {"tpu": {}, "cpu": {}}
     for (preset, platform), blob in zip(request["artefacts"], blobs, strict=True):
         contract = numerics.contract(workload, preset)
@@ -165,7 +169,7 @@ def _examine(request, blobs):
 def _reference(request, blobs):
     from jaxbench_env.evaluator.judge import numerics
 
-    return {}, [numerics.export_reference(_workload(request))]
+    return {}, [numerics.export_reference(workload_of(request))]
 
 
 def _feeds(request, blobs):
@@ -173,7 +177,7 @@ def _feeds(request, blobs):
     from jaxbench_env.evaluator import timing
     from jaxbench_env.evaluator.judge import artefact, feeds, numerics
 
-    workload = _workload(request)
+    workload = workload_of(request)
     exported, _ = artefact.load(blobs[0], "tpu", numerics.contract(workload, "v6e"))
     kept, program = exported.module_kept_var_idx, exported.mlir_module_serialized
     try:
@@ -218,13 +222,27 @@ _HANDLERS = {
 }
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, also in the middle of a request."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
+
+
+def _trimmer() -> Callable[[], Any]:
+    """What gives freed memory back to the system; without glibc, nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return functools.partial(trim, 0) if trim else lambda: None
+
+
 def main() -> None:
     """Serves requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that uses us
     limit = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    connection, trim = Connection(int(sys.argv[1])), _trimmer()
 
     def tell(*progress: Any) -> None:
         send(connection, {"progress": progress})
@@ -237,6 +255,7 @@ def main() -> None:
             return
         try:
             answer, out = _HANDLERS[request["do"]]({**request, "tell": tell}, blobs)
+            trim()
             send(connection, {"ok": True, **answer}, out)
         except MemoryError:
             send(connection, {"ok": False, "status": "out_of_memory", "error": "out of memory"})
