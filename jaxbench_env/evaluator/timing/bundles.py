@@ -352,6 +352,8 @@ def _apply_notes(result: Instruction, notes: list[str], unknown: set[str]) -> No
             unknown.add("the kind of a division")
         if "kRem" in kinds:
             result.flags = frozenset({"remainder"})
+    elif result.op == "sld" and any(note.strip() == "core id" for note in notes):
+        result.flags = frozenset({"core-id"})
     elif any(note.strip() == "sparse-core-wait" for note in notes):
         result.flags = frozenset({"sparse-core-wait"})
 
