@@ -343,6 +343,10 @@ class Lowering:
             return "U"
         left, right = self.value(divider.args[0]), self.value(divider.args[1])
         remainder = "remainder" in divider.flags
+        if "both" in divider.flags:
+            remainder = "remainder" in one.flags
+            if not remainder and "quotient" not in one.flags:
+                return "U"
         return f"divide({left}, {right}, {remainder}, {divider.op.endswith('s32')})"
 
 

@@ -123,6 +123,7 @@ class Program:
                     self._definitions.setdefault(key, []).append(one)
                 elif one.op.startswith("sdivrem") and one.dest is not None:
                     self._dividers[one.dest.number] = one
+        self._label_pops()
         self.blocks, self.headers = _blocks(listing)
         self._addresses = sorted(listing.bundles)
         self._only_vector: dict[int, bool] = {}
@@ -142,6 +143,20 @@ class Program:
         )
         self.callees, self.remarks = self._lowering.callees, self._lowering.remarks
         self.transfers = self._lowering.transfers
+
+    def _label_pops(self) -> None:
+        """Divisions that give both results are popped twice: the quotient, then the remainder."""
+        pops: dict[int, list[Instruction]] = {}
+        for address in sorted(self.listing.bundles):
+            for one in self.listing.bundles[address]:
+                source = one.args[0] if one.op.startswith("spop") and one.args else None
+                divider = self._dividers.get(source.number) if isinstance(source, Reg) else None
+                if divider is not None and "both" in divider.flags:
+                    pops.setdefault(source.number, []).append(one)
+        for found in pops.values():
+            if len(found) == 2:
+                for one, what in zip(found, ("quotient", "remainder"), strict=True):
+                    one.flags = frozenset({what})
 
     # ---- which values matter
 

@@ -122,3 +122,22 @@ def test_what_only_a_halting_core_stores_is_no_doubt(kernel_dump, guard, sure):
     )
     found = predict(work_for(kernel_dump, "%p2_p0", *check), constants=Constants.load("v5p"))
     assert found.uncertain != sure
+
+
+# ---- divisions that give two results
+
+
+@pytest.mark.parametrize("pops, sure", [(2, True), (3, False)])
+def test_a_division_gives_its_quotient_first_and_then_its_remainder(kernel_dump, pops, sure):
+    dump = kernel_dump(
+        "%s1_s1 = smov 17",
+        "%2 = sdivrem.u32 %s1_s1, 5 /* kDivAndRem */",
+        *[f"%s{3 + i}_s{3 + i} = spop.drf %2" for i in range(pops)],
+        "%9 = vsyncadd [#allocation1], %s3_s3",
+        "%10 = vsyncadd [#allocation2], %s4_s4",
+        "%11 = dma.done.wait [#allocation1], 3",
+        "%12 = dma.done.wait [#allocation2], 2",
+        "%13 = vsyncadd [#allocation1], 4294967293",
+        "%14 = vsyncadd [#allocation2], 4294967294",
+    )
+    assert predict(dump).uncertain != sure
