@@ -99,6 +99,12 @@ class Body:
         blocks = self.program.blocks
         return sum(counts.get(i, 0) * (blocks[i].end - blocks[i].start) for i in self.blocks)
 
+    def busy(self, tally: Tally) -> float:
+        """Cycles of its own blocks without waits for transfers: at least the bundles issued."""
+        counts = tally.blocks.get(self.program.number, {})
+        blocks = self.program.blocks
+        return sum(counts.get(i, 0) * self.program.cycles(blocks[i]) for i in self.blocks)
+
     def waited(self, tally: Tally) -> float:
         """Cycles that its own blocks waited."""
         number = self.program.number
@@ -154,7 +160,7 @@ def hottest(programs: Sequence[Program], tally: Tally) -> Body | None:
     """The loop with most time in its own blocks."""
     found = [body for program in programs for body in bodies(program)]
     found = [body for body in found if body.issued(tally)]
-    return max(found, key=lambda body: body.issued(tally) + body.waited(tally), default=None)
+    return max(found, key=lambda body: body.busy(tally) + body.waited(tally), default=None)
 
 
 def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan]) -> Loop:
@@ -166,7 +172,7 @@ def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan])
         cycles: Cycles of the whole run.
         scans: Source lines and spills of its own blocks, by index.
     """
-    issued, waited = body.issued(tally), body.waited(tally)
+    issued, busy, waited = body.issued(tally), body.busy(tally), body.waited(tally)
     iterations = max(body.iterations(tally), 1)
     executed = tally.blocks[body.program.number]
     counts = slot_counts(body.program, executed, body.blocks)
@@ -179,12 +185,12 @@ def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan])
             weight = number * executed.get(index, 0)
             lines[line] += weight
             by_unit[_UNIT_OF.get(name, "")][line] += weight
-    wait_share = waited / (issued + waited) if issued else 0.0
+    wait_share = waited / (busy + waited) if busy else 0.0
     fullest = max(UNITS, key=lambda unit: shares[unit])
     bound = fullest if shares[fullest] >= BUSY else NOTHING
     return Loop(
         program=body.program.name,
-        share=min((issued + waited) / cycles, 1.0) if cycles else 0.0,
+        share=min((busy + waited) / cycles, 1.0) if cycles else 0.0,
         iterations=iterations,
         bundles=issued / iterations,
         wait_share=wait_share,

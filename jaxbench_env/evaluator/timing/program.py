@@ -300,7 +300,7 @@ class Program:
             if address == block.branch_at and block.branch.guard is not None:
                 # the predicate is read here: delay slots may already compute the next one
                 lines.append(f"b = {low.condition(block.branch)}")
-        lines.append(f"t += {round(self._cycles(block) * TICKS)}")
+        lines.append(f"t += {round(self.cycles(block) * TICKS)}")
         if block.branch is None:
             lines.append(f"return ({block.falls}, t)")
         elif block.branch.guard is None:
@@ -313,7 +313,7 @@ class Program:
             ]
         return "def block(R, E, t):\n" + "".join(f"  {line}\n" for line in lines)
 
-    def _cycles(self, block: Block) -> float:
+    def cycles(self, block: Block) -> float:
         """Cycles of a block that waits for nothing: its bundles, or its multiplications."""
         bundles = block.end - block.start
         if not self.matrix.queue:
