@@ -76,6 +76,7 @@ _DMA_OPERANDS = frozenset(
     steps_per_stride src dst src_syncflagno stridedescaddr overrides src_address host_iova_low
     host_iova_high""".split()
 )
+_CORE_ID = re.compile(r"\s*(?:megacore core id :: )?core id\s*")  # the longer one since 0.0.50
 _DIVISIONS = {"kRem", "kDiv", "kDivAndRem"}
 _NO_SLOTS = (0,) * len(SLOT_CLASSES)
 
@@ -354,7 +355,7 @@ def _apply_notes(result: Instruction, notes: list[str], unknown: set[str]) -> No
             result.flags = frozenset({"remainder"})
         elif "kDivAndRem" in kinds:
             result.flags = frozenset({"both"})
-    elif result.op == "sld" and any(note.strip() == "core id" for note in notes):
+    elif result.op == "sld" and any(_CORE_ID.fullmatch(note) for note in notes):
         result.flags = frozenset({"core-id"})
     elif any(note.strip() == "sparse-core-wait" for note in notes):
         result.flags = frozenset({"sparse-core-wait"})

@@ -276,9 +276,11 @@ class Lowering:
         if "f32" in suffix or "bf16" in suffix:
             return "U"
         if base == "sld":
-            if self._core is not None and "core-id" in one.flags and one.dest.kind == "s":
+            address = one.args[0]
+            spilled = isinstance(address, Address) and address.is_spill
+            if self._core is not None and "core-id" in one.flags and not spilled:
                 return str(self._core)
-            return self._load(one.args[0])
+            return self._load(address)
         if base == "inlined_call_operand":
             passed = f"E.arguments.get({one.dest.physical}, U)"
             return f"E.operand({one.operand}, {passed})" if "no memory" in suffix else passed

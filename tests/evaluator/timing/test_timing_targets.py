@@ -84,10 +84,10 @@ CORE = "%s1_s1 = sld [smem:[#allocation0]] /* core id */"
 EXTRA = 50
 
 
-def work_for(kernel_dump, guard, *more):
+def work_for(kernel_dump, guard, *more, core=CORE):
     """A kernel of which one core skips `EXTRA` bundles."""
     return kernel_dump(
-        CORE,
+        core,
         "%p2_p0 = scmp.ne.s32.totalorder %s1_s1, 0",
         *more,
         f"%3 = sbr.rel ({guard}) target = $region7",
@@ -96,10 +96,12 @@ def work_for(kernel_dump, guard, *more):
     )
 
 
+@pytest.mark.parametrize("name", ["core id", "megacore core id :: core id"])
 @pytest.mark.parametrize("guard", ["%p2_p0", "!%p2_p0"])
-def test_two_cores_take_as_long_as_the_slower_one(kernel_dump, guard):
+def test_two_cores_take_as_long_as_the_slower_one(kernel_dump, guard, name):
     constants = Constants.load("v5p")
-    found = predict(work_for(kernel_dump, guard), constants=constants)
+    dump = work_for(kernel_dump, guard, core=CORE.replace("core id", name))
+    found = predict(dump, constants=constants)
     everything = predict(kernel_dump(*[""] * (8 + EXTRA)), constants=constants)
     assert not found.uncertain
     assert found.cycles == everything.cycles
