@@ -8,7 +8,7 @@ from jaxbench_env.evaluator.result import EvalResult
 MAX_FEEDBACK = 30_000
 
 _FLAGS = {
-    "uncalibrated": "the predictor of times is not calibrated yet",
+    "uncalibrated": "predicted times of this chip were not held against measurements",
     "shape_specialised": "the kernel works only at some sizes",
     "races_unchecked": "races were not checked",
     "uncertain": "the time is a bound",

@@ -17,7 +17,7 @@ from workloads import (  # noqa: F401  (each module registers its workloads)
     scan,
 )
 from workloads.from_file import WorkloadFileError, load
-from workloads.hardware import TARGETS, Chip, chip
+from workloads.hardware import CORES, TARGETS, Chip, chip
 from workloads.registry import UnknownWorkload, every, get, ids, register
 from workloads.workload import (
     DRAWS,
@@ -32,6 +32,7 @@ from workloads.workload import (
 __all__ = [
     "DRAWS",
     "PRESETS",
+    "CORES",
     "TARGETS",
     "ArraySpec",
     "Chip",

@@ -23,9 +23,9 @@ SANDBOX = {
 }
 
 
-def report(as_json: bool) -> int:
+def report(as_json: bool, target: str) -> int:
     """Prints the report. Returns 0 if kernels can be evaluated here, else 3."""
-    facts = collect()
+    facts = collect(target)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
@@ -33,8 +33,8 @@ def report(as_json: bool) -> int:
     return 0 if facts["compiles"] else 3
 
 
-def collect() -> dict[str, Any]:
-    """The facts, JSON-ready."""
+def collect(target: str = "v6e") -> dict[str, Any]:
+    """The facts, JSON-ready; the compiler is tried for one target."""
     from jaxbench_env.evaluator import store
     from jaxbench_env.evaluator.build import BuildError, build
     from jaxbench_env.evaluator.fences import FENCES
@@ -46,6 +46,8 @@ def collect() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
+        "target": target,
+        "targets": list(workloads.TARGETS),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "compiles_at_once": store.compile_slots(),
@@ -57,7 +59,7 @@ def collect() -> dict[str, Any]:
     }
     try:
         _, blobs = pool().ask("numerics", {"do": "reference", **named(workloads.get("rms_norm"))})
-        built = build(blobs[0])
+        built = build(blobs[0], target)
         facts["fences"] = list(built.fences)
         facts["compiles"] = built.prediction is not None
         facts["problem"] = built.price_error
@@ -82,12 +84,14 @@ def _print(facts: dict[str, Any]) -> None:
     table.add_row("Python", facts["python"])
     for name, version in facts["versions"].items():
         table.add_row(name, version or "[red]not installed[/red]")
+    table.add_row("targets", ", ".join(facts["targets"]))
     table.add_row("cores", str(facts["cores"]))
     table.add_row("memory", f"{facts['memory_bytes'] / 2**30:.1f} GiB")
     table.add_row("compiles at once", f"{facts['compiles_at_once']} (set JAXBENCH_COMPILES)")
     table.add_row("cache", f"{facts['cache']} (set JAXBENCH_CACHE)")
     if facts["compiles"]:
-        verdict = f"[green]works[/green] ({facts['compile_seconds']} s for rms_norm)"
+        what = f"{facts['compile_seconds']} s for rms_norm on a {facts['target']}"
+        verdict = f"[green]works[/green] ({what})"
     else:
         verdict = f"[red]does not work[/red]: {facts['problem']}"
     table.add_row("TPU compiler", verdict)

@@ -9,11 +9,13 @@ import workloads
 from workloads.data import published
 
 
-def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]]:
+def rows(
+    family: str | None = None, sort: str = "number", target: str = "v6e"
+) -> list[dict[str, Any]]:
     """One JSON-ready row per workload; every time stands beside the compiler it belongs to.
 
     Raises:
-        ValueError: For an unknown family or column.
+        ValueError: For an unknown family, column or target.
     """
     from jaxbench_env.evaluator import baseline as baselines
     from jaxbench_env.evaluator.build import installed_versions
@@ -23,16 +25,13 @@ def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]
     if family is not None and family not in families:
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
     versions = installed_versions()
-    shipped = baselines.shipped(versions)
     found = []
     for workload in workloads.every():
         if family not in (None, workload.family):
             continue
         sizes, known = workload.sizes["v6e"], published(workload.id)
         flops, moved = workload.flops(sizes), workload.min_hbm_bytes()
-        row = shipped.get(workload.id)
-        if row and row["fingerprint"] != baselines.fingerprint(workload, "v6e", PROTOCOL):
-            row = None
+        based = baselines.kept(workload, target, versions, PROTOCOL)
         found.append(
             {
                 "id": workload.id,
@@ -44,13 +43,14 @@ def rows(family: str | None = None, sort: str = "number") -> list[dict[str, Any]
                 "flops_useful": workload.flops_useful(sizes),
                 "hbm_bytes_min": moved,
                 "intensity": flops / moved,
-                "roofline_ms": workload.roofline_ms(),
+                "roofline_ms": workload.roofline_ms(target),
                 "published_ms": known.baseline_ms,
                 "published_expert_ms": known.expert_ms,
                 "published_note": known.note,
                 "published_compiler": known.compiler,
-                "predicted_ms": row["baseline"]["ms"] if row else None,
-                "predicted_uncertain": row["baseline"]["uncertain"] if row else None,
+                "target": target,
+                "predicted_ms": based.ms if based else None,
+                "predicted_uncertain": based.uncertain if based else None,
                 "predicted_compiler": str(versions),
                 "predicted_versions": dataclasses.asdict(versions),
             }
@@ -71,8 +71,8 @@ def show(found: list[dict[str, Any]]) -> None:
     table = Table(
         Column("id", no_wrap=True),
         *("number", "family", "model", "GFLOP", "useful", "MB", "flop/byte", "roofline ms"),
-        f"published ms\n({first['published_compiler']})",
-        f"predicted ms\n({first['predicted_compiler']})",
+        f"published v6e ms\n({first['published_compiler']})",
+        f"predicted {first['target']} ms\n({first['predicted_compiler']})",
     )
     for row in found:
         predicted = "" if row["predicted_ms"] is None else f"{row['predicted_ms']:.3f}"

@@ -19,6 +19,13 @@ EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
 LONG_SECONDS = 30
 
 _SEED = click.IntRange(min=0)
+_target = click.option(
+    "--target",
+    type=click.Choice(list(workloads.TARGETS)),
+    default="v6e",
+    show_default=True,
+    help="The chip.",
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -72,13 +79,14 @@ main.add_command(shared.service)
 @main.command("list")
 @click.option("--family", help="Only workloads of this family.")
 @click.option("--sort", default="number", show_default=True, help="Column to sort by.")
+@_target
 @_as_json
-def list_workloads(family: str | None, sort: str, as_json: bool) -> None:
+def list_workloads(family: str | None, sort: str, target: str, as_json: bool) -> None:
     """List the workloads: work, traffic, roofline, published and predicted times."""
     from jaxbench_env.cli import listing
 
     try:
-        rows = listing.rows(family, sort)
+        rows = listing.rows(family, sort, target)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if as_json:
@@ -161,13 +169,14 @@ def audit_evaluator(corpus: Path, only: str, fast: bool, as_json: bool) -> None:
 
 @main.command()
 @click.argument("workload", type=_WorkloadId())
+@_target
 @_as_json
-def show(workload: workloads.Workload, as_json: bool) -> None:
+def show(workload: workloads.Workload, target: str, as_json: bool) -> None:
     """Print the task text of WORKLOAD, an id or a path, as a policy gets it."""
     if as_json:
-        _print_json({"id": workload.id, "messages": workload.messages()})
+        _print_json({"id": workload.id, "messages": workload.messages(target)})
     else:
-        click.echo(workload.task_text())
+        click.echo(workload.task_text(target))
 
 
 @main.command("eval")
@@ -183,6 +192,7 @@ def show(workload: workloads.Workload, as_json: bool) -> None:
     help="full: compare the numbers at the published size, too (minutes, up to 12 GiB).",
 )
 @click.option("--no-cache", is_flag=True, help="Evaluate even if the verdict is on disk already.")
+@_target
 @_as_json
 def evaluate_kernel(
     workload: workloads.Workload,
@@ -191,6 +201,7 @@ def evaluate_kernel(
     allow_library_kernels: bool,
     verify: str,
     no_cache: bool,
+    target: str,
     as_json: bool,
 ) -> None:
     """Evaluate the file KERNEL ("-" for standard input) as an answer to WORKLOAD.
@@ -206,6 +217,7 @@ def evaluate_kernel(
         workload,
         source,
         seed=seed,
+        target=target,
         allow_library_kernels=allow_library_kernels,
         verify=verify,
         cache=not no_cache,
@@ -284,6 +296,7 @@ def _show_result(result: EvalResult, source: str) -> None:
     help="Iterations of each loop to show before exact repetition becomes one slice.",
 )
 @click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
+@_target
 @_as_json
 def trace(
     workload: workloads.Workload,
@@ -292,6 +305,7 @@ def trace(
     output: Path,
     iterations: int,
     allow_library_kernels: bool,
+    target: str,
     as_json: bool,
 ) -> None:
     """Write the predicted timeline of KERNEL ("-" for standard input) at WORKLOAD's full size.
@@ -306,7 +320,7 @@ def trace(
         raise click.UsageError("give either the file of a kernel or --baseline")
     source = None if kernel is None else _read(kernel)
     try:
-        written = write(workload, source, output, iterations, allow_library_kernels)
+        written = write(workload, source, output, iterations, allow_library_kernels, target)
     except OSError as error:
         raise click.UsageError(f"cannot write {output}: {error.strerror}") from None
     except NoTrace as error:
@@ -335,9 +349,10 @@ def demo(as_json: bool) -> None:
 
 
 @main.command()
+@_target
 @_as_json
-def doctor(as_json: bool) -> None:
+def doctor(target: str, as_json: bool) -> None:
     """Report versions, compiler, active fences and cores, by really using them."""
     from jaxbench_env.cli.doctor import report
 
-    sys.exit(report(as_json))
+    sys.exit(report(as_json, target))

@@ -18,7 +18,12 @@ class NoTrace(Exception):
 
 
 def trace(
-    workload: Workload, source: str | None, output: Path, iterations: int, library: bool
+    workload: Workload,
+    source: str | None,
+    output: Path,
+    iterations: int,
+    library: bool,
+    target: str,
 ) -> dict[str, Any]:
     """Compiles, replays and writes.
 
@@ -28,6 +33,7 @@ def trace(
         output: The file; gzipped if its name ends in ``.gz``.
         iterations: Iterations of each loop to show before exact repetition is left out.
         library: Whether the text may import finished kernels.
+        target: The chip.
 
     Returns:
         What was written, JSON-ready.
@@ -42,7 +48,7 @@ def trace(
     from jaxbench_env.evaluator.result import Status
     from jaxbench_env.evaluator.verdict import Failure
 
-    evaluator = Evaluator(allow_library_kernels=library)
+    evaluator = Evaluator(target=target, allow_library_kernels=library)
     try:
         if source is None:
             title = Timeline(f"{workload.id}, baseline", iterations)
@@ -61,6 +67,7 @@ def trace(
     output.write_bytes(data)
     return {
         "workload": workload.id,
+        "target": target,
         "program": "baseline" if source is None else "kernel",
         "file": str(output),
         "bytes": len(data),

@@ -21,7 +21,7 @@ from jaxbench_env.evaluator.build import (
 )
 from jaxbench_env.evaluator.judge.pool import Refused, pool
 from jaxbench_env.evaluator.judge.worker import named
-from workloads import Workload
+from workloads import Workload, chip
 
 # References are ours, and the unrolled one takes minutes; kernels get less.
 LIMITS = replace(COMPILE_LIMITS, wall_seconds=1200, cpu_seconds=2400)
@@ -190,7 +190,18 @@ def make(workload: Workload, target: str) -> Baseline:
     Raises:
         BuildError: If it does not compile or has no time.
     """
-    built = compiled(workload, target, bounded=True)
+    try:
+        built = compiled(workload, target, bounded=True)
+    except BuildError as error:
+        message = f"XLA's program for the reference of {workload.id} on the {target}: "
+        raise BuildError(error.status, message + error.message, error.details) from error
+    limit = chip(target).hbm_bytes
+    if built.hbm_used > limit:
+        raise BuildError(
+            "hbm_oom",
+            f"the reference of {workload.id} needs {built.hbm_used / 1e9:.1f} GB of HBM and the "
+            f"{target} has {limit / 1e9:.1f} GB: there is no baseline; choose another target",
+        )
     if built.prediction is None:
         raise BuildError("evaluator_error", f"the baseline cannot be priced: {built.price_error}")
     return Baseline(

@@ -20,8 +20,8 @@ from jaxbench_env.evaluator.store import compile_slot
 from workloads import Workload
 
 # Topology names that libtpu accepts without a chip; see jax.experimental.topologies.
-TOPOLOGIES = {"v6e": "v6e:1x1"}
-DEVICE_KINDS = {"v6e": "TPU v6 lite"}
+TOPOLOGIES = {"v6e": "v6e:1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1"}
+DEVICE_KINDS = {"v6e": "TPU v6 lite", "v5e": "TPU v5 lite", "v5p": "TPU v5"}
 
 COMPILE_LIMITS = Limits(
     wall_seconds=180,
@@ -180,9 +180,11 @@ def build(
         hlo = job.read("hlo.txt", 256 << 20).decode(errors="replace")
         dump, least = job.box / "out" / "dump", None
         patience = PRICE_SECONDS * (5 if bounded else 1)  # the unrolled baseline takes minutes
-        prediction, problem, trace = _price(dump, scalars, patience, stop, timeline=timeline)
+        prediction, problem, trace = _price(
+            dump, target, scalars, patience, stop, timeline=timeline
+        )
         if bounded and prediction is not None and prediction["uncertain"]:
-            least, problem, _ = _price(dump, scalars, patience, stop, least=True)
+            least, problem, _ = _price(dump, target, scalars, patience, stop, least=True)
             prediction = prediction if least else None
         return Built(
             hbm_used=int(event["hbm_used"]),
@@ -226,6 +228,7 @@ def scalars(artefact: bytes, workload: Workload, seed: int, *, stop: Stop | None
 
 def _price(
     dump: Path,
+    target: str,
     values: Scalars,
     seconds: float,
     stop: Stop | None,
@@ -238,7 +241,7 @@ def _price(
         return None, "the compiler's dump holds something other than files", None
     known = {"kernels": list(values.kernels), "problem": values.problem}
     request = {"do": "price", "dump": str(dump), "least": least, **known}
-    request["compiler"] = str(installed_versions())
+    request |= {"compiler": str(installed_versions()), "target": target}
     if timeline is not None:
         request["timeline"] = asdict(timeline)
     try:

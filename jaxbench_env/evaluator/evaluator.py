@@ -32,8 +32,9 @@ from jaxbench_env.evaluator.result import (
 )
 from jaxbench_env.evaluator.sandbox import Limits
 from jaxbench_env.evaluator.stop import Stop
+from jaxbench_env.evaluator.timing.constants import MEASURED
 from jaxbench_env.evaluator.verdict import Failure
-from workloads import Workload, chip
+from workloads import CORES, Workload, chip
 
 # Raised whenever the same text could get another verdict or time: part of every cache key.
 PROTOCOL = 2
@@ -141,6 +142,8 @@ class Evaluator:
 
     def _result(self, run: _Run, watch: Watch | None) -> EvalResult:
         started = time.monotonic()
+        if self.target != MEASURED:
+            run.flags.add("uncalibrated")
         try:
             fields = self._evaluate(run)
             if self.verify == "full":
@@ -190,8 +193,9 @@ class Evaluator:
         """
         run = _Run(workload, source, seed, timeline=building.Timeline(workload.id, iterations))
         limits = self._audit(run)
+        kind, cores = building.DEVICE_KINDS[self.target], CORES[self.target]
         with (
-            tracing.start(workload, source, building.DEVICE_KINDS[self.target], limits) as job,
+            tracing.start(workload, source, kind, limits, cores=cores) as job,
             Stop() as jobs,
         ):
             for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
@@ -213,12 +217,12 @@ class Evaluator:
 
     def _evaluate(self, run: _Run) -> dict[str, Any]:
         limits = self._audit(run)
-        kind = building.DEVICE_KINDS[self.target]
+        kind, cores = building.DEVICE_KINDS[self.target], CORES[self.target]
         checked = {*run.workload.check_presets, *(["v6e"] if self.verify == "full" else [])}
         # Left from the inside out: jobs are cancelled, threads end, and only then the connection
         # to the trace child is closed, which one of them may be reading.
         with (
-            tracing.start(run.workload, run.source, kind, limits, checked) as job,
+            tracing.start(run.workload, run.source, kind, limits, checked, cores) as job,
             ThreadPoolExecutor(5) as threads,
             run.stop.add(Stop()) as jobs,
         ):
@@ -458,7 +462,7 @@ class _Run:
     seed: int
     timeline: building.Timeline | None = None
     stage: Stage = Stage.NONE
-    flags: set[str] = field(default_factory=lambda: {"uncalibrated"})
+    flags: set[str] = field(default_factory=set)
     artefacts: dict[str, bytes] = field(default_factory=dict)  # preset -> CPU artefact
     programs: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by preset and platform
     facts: dict[str, Any] = field(default_factory=dict)

@@ -25,7 +25,12 @@ _SIGXCPU = 24
 
 
 def start(
-    workload: Workload, source: str, device_kind: str, limits: Limits, checked: Collection[str] = ()
+    workload: Workload,
+    source: str,
+    device_kind: str,
+    limits: Limits,
+    checked: Collection[str] = (),
+    cores: int = 1,
 ) -> Job:
     """Starts a trace child for a kernel text.
 
@@ -39,6 +44,7 @@ def start(
         limits: What the child may use.
         checked: Presets at which it exports the interpret-mode program, too; by default the
             check presets.
+        cores: Cores of the chip that run a program together.
 
     Raises:
         SandboxError: If no process can be started.
@@ -57,6 +63,7 @@ def start(
             for name in workload.presets
         ],
         "device_kind": device_kind,
+        "cores": cores,
         "simulate": simulate,
         "max_steps": MAX_SIMULATED_STEPS,
     }

@@ -342,7 +342,7 @@ def main(job: dict, box: str, tell) -> None:
     interpreter.mend()
     source = job["source"]
     linecache.cache[FILE] = (len(source), None, source.splitlines(True), FILE)
-    device = jax.sharding.AbstractDevice(job["device_kind"], 1, "tpu")
+    device = jax.sharding.AbstractDevice(job["device_kind"], job["cores"], "tpu")
     # Auto: explicit axes would make shardings part of every type.
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.sharding.AbstractMesh((1,), ("x",), auto, abstract_device=device)

@@ -195,14 +195,14 @@ def _price(request, blobs):
     kernels = timing.from_blobs(request["kernels"], blobs)
     values, notes = timing.match(kernels, timing.read_module(dump)) if kernels else ({}, [])
     recorder = timing.Recorder(timeline["iterations"]) if timeline else None
-    options = {"least": request["least"], "compiler": request["compiler"]}
+    constants = timing.Constants.load(request["target"])
+    options = {"least": request["least"], "compiler": request["compiler"], "constants": constants}
     found = timing.predict(dump, feeds=values, recorder=recorder, **options)
     prediction, out = dataclasses.asdict(found), []
     if prediction["uncertain"]:
         notes += [request["problem"]] if request["problem"] else []
         prediction["reasons"] = [*prediction["reasons"], *notes]
     if recorder is not None:
-        constants = timing.Constants.load()
         clock = constants.clock_hz / constants.random_data_slowdown
         out.append(timing.chrome_trace(recorder, clock, timeline["title"]))
     return prediction, out

@@ -76,7 +76,8 @@ _DMA_OPERANDS = frozenset(
     steps_per_stride src dst src_syncflagno stridedescaddr overrides src_address host_iova_low
     host_iova_high""".split()
 )
-_DIVISIONS = {"kRem", "kDiv"}
+_CORE_ID = re.compile(r"\s*(?:megacore core id :: )?core id\s*")  # the longer one since 0.0.50
+_DIVISIONS = {"kRem", "kDiv", "kDivAndRem"}
 _NO_SLOTS = (0,) * len(SLOT_CLASSES)
 
 
@@ -352,6 +353,10 @@ def _apply_notes(result: Instruction, notes: list[str], unknown: set[str]) -> No
             unknown.add("the kind of a division")
         if "kRem" in kinds:
             result.flags = frozenset({"remainder"})
+        elif "kDivAndRem" in kinds:
+            result.flags = frozenset({"both"})
+    elif result.op == "sld" and any(_CORE_ID.fullmatch(note) for note in notes):
+        result.flags = frozenset({"core-id"})
     elif any(note.strip() == "sparse-core-wait" for note in notes):
         result.flags = frozenset({"sparse-core-wait"})
 

@@ -70,7 +70,8 @@ class Instruction:
         path: Source and destination memory of a DMA, where the listing says so.
         window_bytes: Bytes of the window (else of the whole array) that a DMA moves, 0 if not said.
         run_bytes: Bytes of one contiguous run of the window, 0 if not said.
-        flags: Exact notes that change the meaning: "remainder", "sparse-core-wait".
+        flags: Exact notes that change the meaning: "remainder" and "both" of
+            divisions, "sparse-core-wait", "core-id".
     """
 
     op: str

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxbench_env.evaluator.timing.constants import MatrixUnits
 from jaxbench_env.evaluator.timing.listing import SLOT_CLASSES
 from jaxbench_env.evaluator.timing.lowering import TICKS
 from jaxbench_env.evaluator.timing.machine import Tally
@@ -17,12 +18,9 @@ from jaxbench_env.evaluator.timing.scan import Scan
 #: and cross-lane operations take two, one to push the operand and one to pop the result.
 CAPACITY = {"vpu": 4, "xlu": 4, "eup": 2, "load": 3, "store": 2}
 UNITS = ("mxu", *CAPACITY)
-MATRIX_UNITS = 2
-#: Cycles for which one multiplication occupies a matrix unit: 16 packed rows or 8 rows of 32 bits,
-#: two rows a cycle. In libtpu's schedules they follow each other at these distances.
-MATMUL_CYCLES = {"matmul": 8, "matmul_f32": 4}
+MATMULS = ("matmul", "matmul_f32")
 MAX_LINES = 3
-_UNIT_OF = {**{unit: unit for unit in CAPACITY}, **dict.fromkeys(MATMUL_CYCLES, "mxu")}
+_UNIT_OF = {**{unit: unit for unit in CAPACITY}, **dict.fromkeys(MATMULS, "mxu")}
 WAITS = "hbm"  # what bounds a loop that mostly waits
 NOTHING = "latency"  # what bounds a loop in which no unit is busy
 BUSY = 0.5
@@ -39,7 +37,7 @@ class Loop:
         bundles: Bundles issued in one iteration (mean).
         wait_share: Part of its own cycles that waits for DMAs.
         slots: By unit of `UNITS`, the part of the slots of its bundles that are filled, or for
-            "mxu" the part of the two matrix units' time in its bundles that multiplications take.
+            "mxu" the part of the matrix units' time in its bundles that multiplications take.
         spills: Vector registers stored to and loaded from spill slots in one iteration (mean).
         spill_share: These as a part of all its vector loads and stores.
         bound: What limits it: "hbm" (it waits more than half of the time), else the fullest unit
@@ -101,6 +99,12 @@ class Body:
         blocks = self.program.blocks
         return sum(counts.get(i, 0) * (blocks[i].end - blocks[i].start) for i in self.blocks)
 
+    def busy(self, tally: Tally) -> float:
+        """Cycles of its own blocks without waits for transfers: at least the bundles issued."""
+        counts = tally.blocks.get(self.program.number, {})
+        blocks = self.program.blocks
+        return sum(counts.get(i, 0) * self.program.cycles(blocks[i]) for i in self.blocks)
+
     def waited(self, tally: Tally) -> float:
         """Cycles that its own blocks waited."""
         number = self.program.number
@@ -129,12 +133,13 @@ def bodies(program: Program) -> list[Body]:
     return found
 
 
-def slot_shares(counts: Mapping[str, float], bundles: float) -> dict[str, float]:
+def slot_shares(
+    counts: Mapping[str, float], bundles: float, matrix: MatrixUnits
+) -> dict[str, float]:
     """Use of the units from instructions by slot class and the number of bundles, 0 to 1."""
     if not bundles:
         return dict.fromkeys(UNITS, 0.0)
-    cycles = sum(counts.get(name, 0) * each for name, each in MATMUL_CYCLES.items())
-    shares = {"mxu": cycles / (MATRIX_UNITS * bundles)}
+    shares = {"mxu": matrix.busy(*(counts.get(name, 0) for name in MATMULS)) / bundles}
     shares |= {unit: counts.get(unit, 0) / (slots * bundles) for unit, slots in CAPACITY.items()}
     return {unit: min(share, 1.0) for unit, share in shares.items()}
 
@@ -155,7 +160,7 @@ def hottest(programs: Sequence[Program], tally: Tally) -> Body | None:
     """The loop with most time in its own blocks."""
     found = [body for program in programs for body in bodies(program)]
     found = [body for body in found if body.issued(tally)]
-    return max(found, key=lambda body: body.issued(tally) + body.waited(tally), default=None)
+    return max(found, key=lambda body: body.busy(tally) + body.waited(tally), default=None)
 
 
 def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan]) -> Loop:
@@ -167,11 +172,11 @@ def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan])
         cycles: Cycles of the whole run.
         scans: Source lines and spills of its own blocks, by index.
     """
-    issued, waited = body.issued(tally), body.waited(tally)
+    issued, busy, waited = body.issued(tally), body.busy(tally), body.waited(tally)
     iterations = max(body.iterations(tally), 1)
     executed = tally.blocks[body.program.number]
     counts = slot_counts(body.program, executed, body.blocks)
-    shares = slot_shares(counts, issued)
+    shares = slot_shares(counts, issued, body.program.matrix)
     spills = sum(executed.get(index, 0) * scan.spills for index, scan in scans.items())
     lines: Counter[int] = Counter()
     by_unit: dict[str, Counter[int]] = defaultdict(Counter)
@@ -180,12 +185,12 @@ def describe(body: Body, tally: Tally, cycles: float, scans: Mapping[int, Scan])
             weight = number * executed.get(index, 0)
             lines[line] += weight
             by_unit[_UNIT_OF.get(name, "")][line] += weight
-    wait_share = waited / (issued + waited) if issued else 0.0
+    wait_share = waited / (busy + waited) if busy else 0.0
     fullest = max(UNITS, key=lambda unit: shares[unit])
     bound = fullest if shares[fullest] >= BUSY else NOTHING
     return Loop(
         program=body.program.name,
-        share=min((issued + waited) / cycles, 1.0) if cycles else 0.0,
+        share=min((busy + waited) / cycles, 1.0) if cycles else 0.0,
         iterations=iterations,
         bundles=issued / iterations,
         wait_share=wait_share,

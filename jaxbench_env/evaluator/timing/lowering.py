@@ -59,6 +59,8 @@ class Lowering:
         space: Memory that an address operand points into.
         source_operand: Index of the program operand that an address points into, or -1.
         top_level: Whether host-written words read as 1 (steady state).
+        core: Which core it is, where several run the program together.
+        halts: Predicates under which the program ends with an error.
     """
 
     def __init__(
@@ -72,11 +74,14 @@ class Lowering:
         space: Callable[[Operand], str],
         source_operand: Callable[[Operand], int],
         top_level: bool,
+        core: int | None = None,
+        halts: frozenset[Reg] = frozenset(),
     ) -> None:
         """Takes the tables that one program shares between its blocks."""
         self._slots, self._shared, self._phis, self._dividers = slots, shared, phis, dividers
         self._base, self._space, self._source_operand = base, space, source_operand
-        self._top_level = top_level
+        self._top_level, self._core = top_level, core
+        self._halts = halts
         self._callees: dict[str, int] = {}
         self._remarks: dict[str, int] = {}
         self.callees: list[str] = []
@@ -169,6 +174,8 @@ class Lowering:
         key = defined(one)
         if key is not None:
             return self._assignment(one, key)
+        if self._core is not None and one.op == "sst" and one.guard in self._halts:
+            return []  # cores have met at the wrong barrier: it says so and halts
         effect = self._effect(one, offset * TICKS)
         if not effect or one.guard is None:
             return effect
@@ -269,7 +276,11 @@ class Lowering:
         if "f32" in suffix or "bf16" in suffix:
             return "U"
         if base == "sld":
-            return self._load(one.args[0])
+            address = one.args[0]
+            spilled = isinstance(address, Address) and address.is_spill
+            if self._core is not None and "core-id" in one.flags and not spilled:
+                return str(self._core)
+            return self._load(address)
         if base == "inlined_call_operand":
             passed = f"E.arguments.get({one.dest.physical}, U)"
             return f"E.operand({one.operand}, {passed})" if "no memory" in suffix else passed
@@ -334,6 +345,10 @@ class Lowering:
             return "U"
         left, right = self.value(divider.args[0]), self.value(divider.args[1])
         remainder = "remainder" in divider.flags
+        if "both" in divider.flags:
+            remainder = "remainder" in one.flags
+            if not remainder and "quotient" not in one.flags:
+                return "U"
         return f"divide({left}, {right}, {remainder}, {divider.op.endswith('s32')})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -138,7 +139,12 @@ def predict(
         listings, top_level, module, doubts = _load(folder, max_text_bytes)
         arguments = constants, feeds or {}, max_steps, replay, least
         engine = Recording(*arguments, recorder=recorder) if recorder else Engine(*arguments)
-        return _predict(engine, listings, top_level, module, doubts, random_data, compiler)
+        parts = listings, top_level, module, doubts, random_data, compiler
+        if constants.cores == 1:
+            return _predict(engine, *parts, None)
+        found = [_predict(engine, *parts, 0)]
+        found += [_predict(Engine(*arguments), *parts, core) for core in range(1, constants.cores)]
+        return _together(found)
     except TimingError:
         raise
     except Exception as error:  # a hostile listing must not bring the evaluator down
@@ -155,17 +161,19 @@ def _predict(
     doubts: list[str],
     random_data: bool,
     compiler: str,
+    core: int | None,
 ) -> Prediction:
     constants = engine.constants
     recorder = engine.recorder if isinstance(engine, Recording) else None
     for doubt in doubts:
         engine.note(doubt, uncertain=True)
     addresses = AddressMap()
+    chip = {"matrix": constants.matrix, "core": core}
     programs = {
-        name: Program(name, number, listing, addresses)
+        name: Program(name, number, listing, addresses, **chip)
         for number, (name, listing) in enumerate(sorted(listings.items()), start=1)
     }
-    top = Program(TOP_LEVEL, 0, top_level, addresses, top_level=True)
+    top = Program(TOP_LEVEL, 0, top_level, addresses, top_level=True, **chip)
     engine.programs = {**programs, **dict.fromkeys(HOST_PROGRAMS, 0)}
     if recorder:
         recorder.watch([top, *programs.values()])
@@ -212,6 +220,22 @@ def _predict(
         counters=_counters(engine, used, cycles, seconds, share),
         programs=rows,
         loop=used.loop,
+    )
+
+
+def _together(cores: Sequence[Prediction]) -> Prediction:
+    """What cores take that share a program: as long as the slowest, and as sure as all."""
+    slowest = max(cores, key=lambda one: one.ms)
+    reasons = dict.fromkeys(reason for one in cores for reason in one.reasons)
+    moved = {
+        name: sum(one.counters[name] for one in cores)
+        for name in ("hbm_bytes", "hbm_read_bytes", "hbm_written_bytes", "hbm_bandwidth")
+    }
+    return dataclasses.replace(
+        slowest,
+        uncertain=any(one.uncertain for one in cores),
+        reasons=tuple(reasons),
+        counters={**slowest.counters, **moved},
     )
 
 

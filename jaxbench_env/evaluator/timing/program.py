@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jaxbench_env.evaluator.timing import values
+from jaxbench_env.evaluator.timing.constants import MatrixUnits
 from jaxbench_env.evaluator.timing.effects import (
     Key,
     defined,
@@ -16,7 +17,14 @@ from jaxbench_env.evaluator.timing.effects import (
     steers,
     used,
 )
-from jaxbench_env.evaluator.timing.listing import Address, Instruction, Listing, Operand, Reg
+from jaxbench_env.evaluator.timing.listing import (
+    SLOT_CLASSES,
+    Address,
+    Instruction,
+    Listing,
+    Operand,
+    Reg,
+)
 from jaxbench_env.evaluator.timing.lowering import TICKS, Lowering
 
 DELAY_SLOTS = 4  # bundles after a branch that are executed either way
@@ -87,6 +95,7 @@ class Program:
         counter: Register table index and bound of the counter of its longest counted loop.
         callees: Names of the programs that it calls.
         remarks: Opcodes that reports refer to by index.
+        matrix: The matrix units it runs on.
         transfers: DMAs of the blocks that were compiled, by the index their code mentions.
     """
 
@@ -97,18 +106,24 @@ class Program:
         listing: Listing,
         addresses: AddressMap,
         top_level: bool = False,
+        matrix: MatrixUnits = MatrixUnits(),  # noqa: B008 - immutable
+        core: int | None = None,
     ):
         """Finds blocks and live values; code is made when a block first runs."""
-        self.name, self.number, self.listing = name, number, listing
+        self.name, self.number, self.listing, self.matrix = name, number, listing, matrix
         self._definitions: dict[Key, list[Instruction]] = {}
         self._dividers: dict[int, Instruction] = {}
+        halts: set[Reg] = set()
         for address in sorted(listing.bundles):
             for one in listing.bundles[address]:
+                if one.op == "shalt.err" and one.guard is not None:
+                    halts.add(one.guard)
                 key = defined(one)
                 if key is not None:
                     self._definitions.setdefault(key, []).append(one)
                 elif one.op.startswith("sdivrem") and one.dest is not None:
                     self._dividers[one.dest.number] = one
+        self._label_pops()
         self.blocks, self.headers = _blocks(listing)
         self._addresses = sorted(listing.bundles)
         self._only_vector: dict[int, bool] = {}
@@ -123,9 +138,25 @@ class Program:
             space=self._space,
             source_operand=self._source_operand,
             top_level=top_level,
+            core=core,
+            halts=frozenset(halts),
         )
         self.callees, self.remarks = self._lowering.callees, self._lowering.remarks
         self.transfers = self._lowering.transfers
+
+    def _label_pops(self) -> None:
+        """Divisions that give both results are popped twice: the quotient, then the remainder."""
+        pops: dict[int, list[Instruction]] = {}
+        for address in sorted(self.listing.bundles):
+            for one in self.listing.bundles[address]:
+                source = one.args[0] if one.op.startswith("spop") and one.args else None
+                divider = self._dividers.get(source.number) if isinstance(source, Reg) else None
+                if divider is not None and "both" in divider.flags:
+                    pops.setdefault(source.number, []).append(one)
+        for found in pops.values():
+            if len(found) == 2:
+                for one, what in zip(found, ("quotient", "remainder"), strict=True):
+                    one.flags = frozenset({what})
 
     # ---- which values matter
 
@@ -269,7 +300,7 @@ class Program:
             if address == block.branch_at and block.branch.guard is not None:
                 # the predicate is read here: delay slots may already compute the next one
                 lines.append(f"b = {low.condition(block.branch)}")
-        lines.append(f"t += {(block.end - block.start) * TICKS}")
+        lines.append(f"t += {round(self.cycles(block) * TICKS)}")
         if block.branch is None:
             lines.append(f"return ({block.falls}, t)")
         elif block.branch.guard is None:
@@ -281,6 +312,16 @@ class Program:
                 f"return (E.unknown_branch({index}, P), t)",
             ]
         return "def block(R, E, t):\n" + "".join(f"  {line}\n" for line in lines)
+
+    def cycles(self, block: Block) -> float:
+        """Cycles of a block that waits for nothing: its bundles, or its multiplications."""
+        bundles = block.end - block.start
+        if not self.matrix.queue:
+            return bundles
+        counts = dict(
+            zip(SLOT_CLASSES, self.listing.histogram(block.start, block.end), strict=True)
+        )
+        return max(bundles, self.matrix.busy(counts["matmul"], counts["matmul_f32"]))
 
     def only_vector_work(self, index: int) -> bool:
         """Whether the branch of block `index` skips over nothing but vector work."""

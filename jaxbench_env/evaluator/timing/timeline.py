@@ -273,7 +273,10 @@ class _Writer:
             block = program.blocks[index]
             counts = slot_counts(program, {index: 1}, [index])
             bundles = block.end - block.start
-            self._contents[key] = _details(bundles, counts, 1), slot_shares(counts, bundles)
+            self._contents[key] = (
+                _details(bundles, counts, 1),
+                slot_shares(counts, bundles, program.matrix),
+            )
         return self._contents[key]
 
     def _skipped(self, one: Skipped) -> tuple[dict[str, Any], Shares]:
@@ -293,7 +296,8 @@ class _Writer:
             "hbm_bytes": one.period.hbm_bytes * times,
             "wait_us": self._time(one.period.wait * times),
         }
-        return details, slot_shares(counts, (one.end - one.start) / TICKS / times)
+        matrix = next(iter(self._programs.values())).matrix
+        return details, slot_shares(counts, (one.end - one.start) / TICKS / times, matrix)
 
     def _lines_of(self, program: Program) -> list[str]:
         """By block, the line of the kernel text that most of it comes from, "" where not told."""

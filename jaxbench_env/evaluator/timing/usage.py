@@ -86,8 +86,9 @@ def usage(
     if ours:
         longest = max(ours, key=lambda program: cycles_by_name.get(program.name, 0.0))
         steps, bundles = _steps(longest, tally, issued[longest.number])
+    shares = slot_shares(used.slots, used.issued, programs[0].matrix)
     used.numbers = {
-        **{f"{unit}_share": part for unit, part in slot_shares(used.slots, used.issued).items()},
+        **{f"{unit}_share": part for unit, part in shares.items()},
         "vector_spills": float(spills),
         "kernel_share": min(inside / cycles, 1.0) if cycles else 0.0,
         "steps": float(steps),
