@@ -22,12 +22,14 @@ def flash_attention(CONFIG, query, key, value):
 def gqa_attention(CONFIG, query, key, value):
     """Causal attention in which Hq / Hkv consecutive query heads share a key and value head."""
     seq, group = query.shape[1], query.shape[2] // key.shape[2]
-    key = jnp.repeat(key, group, axis=2)
-    value = jnp.repeat(value, group, axis=2)
-    scores = jnp.einsum("bihd,bjhd->bhij", query, key) * CONFIG["scale"]
+    query = query.transpose(0, 2, 1, 3)
+    key = jnp.repeat(key, group, axis=2).transpose(0, 2, 1, 3)
+    value = jnp.repeat(value, group, axis=2).transpose(0, 2, 1, 3)
+    scores = jnp.einsum("bhid,bhjd->bhij", query, key) * CONFIG["scale"]
     causal = jnp.tril(jnp.ones((seq, seq), dtype=bool))
     scores = jnp.where(causal, scores, CONFIG["mask_fill"])
-    return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores, axis=-1), value)
+    out = jnp.einsum("bhij,bhjd->bhid", jax.nn.softmax(scores, axis=-1), value)
+    return out.transpose(0, 2, 1, 3)
 
 
 def sparse_attention(CONFIG, q, k, v):

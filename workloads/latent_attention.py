@@ -42,11 +42,12 @@ def mla_attention(CONFIG, x, q_down_proj, q_up_proj, kv_down_proj, k_up_proj, v_
     query = jnp.concatenate([q[..., :nope], rotate(q[..., nope:])], axis=-1)
     key = jnp.concatenate([k_nope, k_rope], axis=-1)
 
-    scores = jnp.einsum("bihd,bjhd->bhij", query, key) * CONFIG["scale"]
+    query, key, value = (a.transpose(0, 2, 1, 3) for a in (query, key, value))
+    scores = jnp.einsum("bhid,bhjd->bhij", query, key) * CONFIG["scale"]
     causal = jnp.tril(jnp.ones((seq, seq), dtype=bool))
     scores = jnp.where(causal, scores, CONFIG["mask_fill"])
-    out = jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores, axis=-1), value)
-    return out.reshape(batch, seq, -1) @ o_proj
+    out = jnp.einsum("bhij,bhjd->bhid", jax.nn.softmax(scores, axis=-1), value)
+    return out.transpose(0, 2, 1, 3).reshape(batch, seq, -1) @ o_proj
 
 
 def _generate_mla(rng: np.random.Generator, preset: Preset, draw: str) -> dict[str, np.ndarray]:
