@@ -20,7 +20,15 @@ UNBOUNDED = Baseline(9.0, True, ("a gather",), 0, 0.0)
 
 def judged(based, doubt=False):
     """The final fields and flags of a right candidate of 2 ms."""
-    prediction = {"ms": 2.0, "uncertain": doubt, "reasons": [], "programs": [], "counters": {}}
+    prediction = {
+        "ms": 2.0,
+        "cycles": 3.5e6,
+        "uncertain": doubt,
+        "reasons": [],
+        "programs": [],
+        "counters": {"hbm_bandwidth": 1e12},
+        "loop": None,
+    }
     built = Built(0, None, prediction, "", (), 0.0, 0.0, ())
     run = _Run(workloads.get("rms_norm"), "", 0, facts={"matmul_flops": 1, "outside_flops": 0})
     fields = Evaluator()._measured(run, built, based)
