@@ -6,10 +6,10 @@ Each fence ends in a `Finding`: a fault (the verdict), ``"shown"``, or why it co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxbench_env.evaluator.judge import coverage
+from jaxbench_env.evaluator.judge import coverage, synchronisation
 from jaxbench_env.evaluator.judge.program import Program
 from jaxbench_env.evaluator.judge.work import Work
 from jaxbench_env.evaluator.result import Status
@@ -19,6 +19,8 @@ FULL = "v6e"
 # Counts of useful work leave out what does not grow with the size (masks of diagonal blocks,
 # epilogues), so the share of it in a kernel's work may fall a little between two sizes.
 SLACK = 0.95
+# Without matrix products, sums over lanes and other work per row weigh less in longer rows.
+ROWS_SLACK = 0.9
 # Two lowerings of one operation may write its arithmetic in other ways (a logistic function as
 # exp and a division), never in half as much.
 SAME = 0.5
@@ -265,7 +267,8 @@ def conserved(tpu: Mapping[str, Program], useful: Callable[[str], float]) -> Fin
     for what in ("flops", "total"):
         least = min(getattr(work, what) / useful(preset) for preset, work in checked.items())
         share = getattr(full, what) / useful(FULL)
-        if share < SLACK * min(1.0, least):
+        slack = SLACK if what == "flops" or full.flops else ROWS_SLACK
+        if share < slack * min(1.0, least):
             return Finding(
                 f"at full size the kernel does {share:.1%} of the useful work and at a checked "
                 f"size it does {least:.1%}, counted over all grid steps that do "
@@ -274,6 +277,37 @@ def conserved(tpu: Mapping[str, Program], useful: Callable[[str], float]) -> Fin
     if not sure:
         return Finding(shown="The kernel's work depends on data.")
     return Finding()
+
+
+def synchronised(tpu: Mapping[str, Program]) -> dict[str, str]:
+    """What a simulated run at a checked size says about races at full size.
+
+    Args:
+        tpu: Preset -> TPU program, with the full size.
+
+    Returns:
+        Preset -> why it says nothing; empty where it holds for the full size as well. No presets
+        where no kernel copies or signals by itself: the pipeline around it does.
+    """
+    full, checked = tpu[FULL], {p: program for p, program in tpu.items() if p != FULL}
+    if not full.readable:
+        return {FULL: "", **dict.fromkeys(checked, "the Mosaic module cannot be read")}
+    own = [call.kernel.synchronises for call in full.calls if call.kernel.synchronises]
+    if not own:
+        return {}
+    return {FULL: "", **{preset: _unlike(own, program) for preset, program in checked.items()}}
+
+
+def _unlike(own: Sequence[synchronisation.Outline], checked: Program) -> str:
+    """How kernels differ from all those of a checked program in their synchronisation."""
+    if not checked.readable:
+        return "the Mosaic module cannot be read"
+    others = [c.kernel.synchronises for c in checked.calls if c.kernel.synchronises]
+    for outline in own:
+        found = [synchronisation.differ(outline, other) for other in others]
+        if all(found):
+            return found[0] if found else "no kernel copies by itself there"
+    return ""
 
 
 def examine(
