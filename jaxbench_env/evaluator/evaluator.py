@@ -401,6 +401,7 @@ def _examine(run: _Run) -> tuple[dict[str, Any], dict[str, str], Refused | None]
     """Compares the artefacts with each other: see `judge.evidence`."""
     names = list(run.programs)
     request = {"do": "examine", **named(run.workload), "artefacts": names}
+    request["seed"] = feeds_seed(run.seed)
     with run.timed("examine"):
         try:
             blobs = [run.programs[name] for name in names]

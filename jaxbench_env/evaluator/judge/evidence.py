@@ -311,7 +311,10 @@ def _unlike(own: Sequence[synchronisation.Outline], checked: Program) -> str:
 
 
 def examine(
-    workload: Workload, tpu: Mapping[str, Program], cpu: Mapping[str, Program]
+    workload: Workload,
+    tpu: Mapping[str, Program],
+    cpu: Mapping[str, Program],
+    valued: Mapping[str, Program],
 ) -> dict[str, Finding]:
     """Findings by fence on all artefacts of one kernel.
 
@@ -319,13 +322,14 @@ def examine(
         workload: What it claims to compute.
         tpu: Preset -> TPU program, with the full size.
         cpu: Preset -> interpret-mode program.
+        valued: As `tpu`, read with the values of scalar operands on secret inputs.
     """
     share = min(map(workload.sure_share, workload.presets[FULL].args))
     fences = {
         "one_program": lambda: one_program(tpu, cpu),
-        "coverage": lambda: covered(tpu, share),
+        "coverage": lambda: covered(valued, share),
         "conservation": lambda: _judged_by_data(
-            workload, conserved(tpu, lambda p: workload.flops_useful(workload.sizes[p]))
+            workload, conserved(valued, lambda p: workload.flops_useful(workload.sizes[p]))
         ),
     }
     return {fence: _found(find) for fence, find in fences.items()}

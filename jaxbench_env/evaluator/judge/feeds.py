@@ -86,6 +86,49 @@ def kernels(
         return result
 
 
+def values(
+    text: bytes, workload: Workload, preset: str, seed: int, kept: Sequence[int]
+) -> list[tuple[str, dict[int, np.ndarray]]]:
+    """Values of the scalar operands of all kernel calls of a program at any size.
+
+    Args:
+        text: StableHLO as a portable artifact.
+        workload: What it computes.
+        preset: The size.
+        seed: Of the inputs.
+        kept: Which of the workload's arguments the program has.
+
+    Returns:
+        In program order, the Mosaic module of each call and its operands' values by their
+        position. None of a call's that cannot be computed is in it.
+
+    Raises:
+        NoValues: If the program is too long.
+        Exception: Of any kind, if it cannot be read at all.
+    """
+    with mlir.make_ir_context(), ir.Location.unknown():
+        slicer = slicing.Slicer(program.parse(text))
+        found = [(call, *_scalars(call.operation)) for call in slicer.calls()]
+
+        def inputs(arguments: Sequence[int]) -> tuple[np.ndarray, ...]:
+            names = list(workload.presets[preset].args)
+            wanted = [names[kept[i]] for i in arguments]
+            return workload.steering_inputs(preset, wanted, DRAWS[0], seed)
+
+        known, _ = _evaluate(slicer, found, inputs)
+        return [
+            (
+                program.mosaic_body(call.operation),
+                {i: _signed(known[(index, i)]) for i in operands if (index, i) in known},
+            )
+            for index, (call, _, operands) in enumerate(found)
+        ]
+
+
+def _signed(words: np.ndarray) -> np.ndarray:
+    return words.astype(np.int64)
+
+
 def for_dump(
     text: bytes | str,
     workload: Workload,

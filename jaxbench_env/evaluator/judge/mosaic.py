@@ -124,28 +124,29 @@ class _Reader:
         bounds = []
         if "iteration_bounds" in function.attributes:
             bounds = list(ir.DenseI64ArrayAttr(function.attributes["iteration_bounds"]))
+        dynamic = sum(b < 0 for b in bounds)
+        words = [*words, *[None] * operands][:operands]
+        bounds = _known_bounds(bounds, words[:dynamic])
         kernel.dynamic = any(b < 0 for b in bounds)
         kernel.grid = tuple(max(1, b) for b in bounds)
         kernel.scalars = ir.IntegerAttr(function.attributes["scalar_prefetch"]).value
         kernel.vmem_bytes = sum(map(_vmem_bytes, arguments))
         # Dynamic bounds are operands of the call and not of the kernel.
-        self._operands = operands - kernel.scalars - sum(b < 0 for b in bounds)
+        self._operands = operands - kernel.scalars - dynamic
         first, arrays = len(bounds) + kernel.scalars, self._operands + results
         if self._operands < 0 or len(arguments) < first + arrays:
             raise ValueError("the kernel's arguments are not those of the call")
         kernel.operands = self._operands
         inputs = arguments[len(bounds) : first + self._operands]
-        kernel.steering = sum(b < 0 for b in bounds)
-        kernel.steering += sum(_memory_space(argument) == "smem" for argument in inputs)
+        kernel.steering = dynamic + sum(_memory_space(argument) == "smem" for argument in inputs)
         self._steps = [scalars.along(axis, b) for axis, b in enumerate(kernel.grid)]
-        self._prefetched = arguments[len(bounds) : first]
         for argument, step in zip(arguments, self._steps, strict=False):
             # the step of a dynamic axis is not known
             self._values[argument] = step if bounds[step.ndim - 1] > 0 else None
-        words = list(words)[sum(b < 0 for b in bounds) :]  # dynamic bounds come first
-        self._words = [*words, *[None] * kernel.scalars][: kernel.scalars]
-        for argument, known in zip(self._prefetched, self._words, strict=True):
-            if known is not None:
+        words = words[dynamic:]
+        self._words = words[: kernel.scalars]
+        for argument, known in zip(inputs, words, strict=True):
+            if known is not None and known.shape == shape(argument.type):
                 self._values.remember(argument, known)
         self._arrays = {
             hash(argument): number for number, argument in enumerate(arguments[first:][:arrays])
@@ -361,6 +362,16 @@ class _Reader:
             return number, None, extent
         pairs = [scalars.aligned(s, o) for s, o in pairs]
         return number, tuple(s + o for s, o in pairs), extent
+
+
+def _known_bounds(bounds: list[int], words: Sequence[np.ndarray | None]) -> list[int]:
+    """Bounds of a grid with the values of those that are operands, where these are known."""
+    operands = iter(words)
+    found = []
+    for bound in bounds:
+        value = next(operands) if bound < 0 else None
+        found.append(int(value.reshape(-1)[0]) if value is not None and value.size == 1 else bound)
+    return found
 
 
 def scalar_operands(operation, kernel) -> list[int]:
