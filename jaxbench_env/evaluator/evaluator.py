@@ -256,8 +256,8 @@ class Evaluator:
         if capped:
             run.flags.add("races_unchecked")
         if run.reach is not None and "kernel" not in self.without:
-            kernel = run.facts["kernel"]
-            verdict.require("kernel", kernel if kernel["shown"] != "shown" else run.reach, run)
+            sure = run.reach["fault"] or run.facts["kernel"]["shown"] == "shown"
+            verdict.require("kernel", run.reach if sure else run.facts["kernel"], run)
         for fence, finding in findings.items():
             if fence not in self.without:
                 verdict.require(fence, finding, run, **fields)

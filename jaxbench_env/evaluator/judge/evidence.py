@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxbench_env.evaluator.judge import coverage, synchronisation
 from jaxbench_env.evaluator.judge.program import Program
-from jaxbench_env.evaluator.judge.work import Work
+from jaxbench_env.evaluator.judge.work import Work, width
 from jaxbench_env.evaluator.result import Status
 from workloads import Workload
 
@@ -180,12 +180,30 @@ def _lost(full: Program, checked: list[Program]) -> str:
                 f"the kernel has no {name} at full size and has some at every checked size: it "
                 "must do the same work at every size"
             )
+    narrow = _narrower(inside, [program.inside("whole") for program in checked])
+    if narrow:
+        return narrow
     missing = set.intersection(*(set(p.arguments) for p in checked)) - full.arguments
     if missing:
         return (
             f"at full size the result does not depend on argument {min(missing)}, and at every "
             "checked size it does"
         )
+    return ""
+
+
+def _narrower(full: Work, checked: list[Work]) -> str:
+    """Products of a type that is narrower than at any checked size; empty if there are none."""
+    widths = {width(p.kind) for work in (full, *checked) for p in work.products}
+    for least in widths:
+        shares = [work.flops_of(least) / work.flops for work in (full, *checked) if work.flops]
+        if full.flops and shares[1:] and shares[0] < SLACK * min(shares[1:]):
+            kinds = sorted({p.kind for p in full.products if width(p.kind) < least})
+            return (
+                f"at full size {1 - shares[0]:.0%} of the multiplications are of "
+                f"{', '.join(kinds)} and at a checked size at most {1 - min(shares[1:]):.0%} are: the numbers were "
+                "checked with more bits"
+            )
     return ""
 
 
