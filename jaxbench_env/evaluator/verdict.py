@@ -83,6 +83,8 @@ def require_share(
 ) -> None:
     """Fails a program without matrix products that moves most of its bytes outside Pallas.
 
+    One that only moves data there (slices, concatenations, guards) pays for it in its time.
+
     Args:
         facts: As in `require_vmem`.
         programs: The predictor's records by HLO program.
@@ -93,7 +95,7 @@ def require_share(
     Raises:
         Failure: With status ``no_kernel``.
     """
-    if facts["matmul_flops"] or facts["outside_flops"]:
+    if facts["matmul_flops"] or facts["outside_flops"] or not facts["outside_work"]:
         return
     # A legally aliased output makes XLA copy the input first: traffic, but no work.
     counted = [e for e in programs if e["name"] in pallas or not _COPY.fullmatch(e["name"])]

@@ -201,8 +201,8 @@ def _narrower(full: Work, checked: list[Work]) -> str:
             kinds = sorted({p.kind for p in full.products if width(p.kind) < least})
             return (
                 f"at full size {1 - shares[0]:.0%} of the multiplications are of "
-                f"{', '.join(kinds)} and at a checked size at most {1 - min(shares[1:]):.0%} are: the numbers were "
-                "checked with more bits"
+                f"{', '.join(kinds)} and at a checked size at most {1 - min(shares[1:]):.0%} are: "
+                "the numbers were checked with more bits"
             )
     return ""
 

@@ -150,6 +150,7 @@ def _inspect(request, blobs):
         "vmem_bytes": max((kernel.vmem_bytes for kernel in kernels), default=0),
         "matmul_flops": facts.matmul_flops,
         "outside_flops": facts.outside_flops,
+        "outside_work": facts.outside.total or not facts.outside.known,
         "sure_flops": done.flops if done.known else 0,
     }, []
 
