@@ -296,6 +296,13 @@ class Evaluator:
 
     def _build(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         """Inspects, compiles and prices the full-size artefact."""
+        try:
+            return self._built(run, artefact, jobs)
+        finally:
+            if not run.scalars.done():
+                run.scalars.set_result(building.Scalars())
+
+    def _built(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         request = {"do": "inspect", **named(run.workload), "preset": "v6e"}
         try:
             run.facts, _ = pool().ask("price", request, [artefact], stop=run.stop)
@@ -310,6 +317,7 @@ class Evaluator:
                 seed = feeds_seed(run.seed)
                 values = building.scalars(artefact, run.workload, seed, stop=run.stop)
             run.repeatable &= not values.late
+        run.scalars.set_result(values)
         try:
             program = building.build(
                 artefact,
@@ -401,10 +409,11 @@ def _examine(run: _Run) -> tuple[dict[str, Any], dict[str, str], Refused | None]
     """Compares the artefacts with each other: see `judge.evidence`."""
     names = list(run.programs)
     request = {"do": "examine", **named(run.workload), "artefacts": names}
-    request["seed"] = feeds_seed(run.seed)
+    values = run.scalars.result()
+    request |= {"seed": feeds_seed(run.seed), "kernels": list(values.kernels)}
     with run.timed("examine"):
         try:
-            blobs = [run.programs[name] for name in names]
+            blobs = [*(run.programs[name] for name in names), *values.blobs]
             answer, _ = pool().ask("price", request, blobs, stop=run.stop)
         except Refused as refused:
             return {}, {}, refused
@@ -473,6 +482,7 @@ class _Run:
     reach: dict[str, str] | None = None  # finding on whether Pallas decides the output
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
+    scalars: Future[building.Scalars] = field(default_factory=Future)  # of the full size
     durations: dict[str, float] = field(default_factory=dict)
     repeatable: bool = True  # whether a quieter machine would say the same
     stop: Stop = field(default_factory=Stop)

@@ -99,8 +99,8 @@ def values(
         kept: Which of the workload's arguments the program has.
 
     Returns:
-        In program order, the Mosaic module of each call and its operands' values by their
-        position. None of a call's that cannot be computed is in it.
+        In program order, the hash of each call's Mosaic module and its operands' values by
+        their position, as far as they can be computed.
 
     Raises:
         NoValues: If the program is too long.
@@ -117,16 +117,9 @@ def values(
 
         known, _ = _evaluate(slicer, found, inputs)
         return [
-            (
-                program.mosaic_body(call.operation),
-                {i: _signed(known[(index, i)]) for i in operands if (index, i) in known},
-            )
-            for index, (call, _, operands) in enumerate(found)
+            (body, {i: known[(index, i)] for i in operands if (index, i) in known})
+            for index, (_, body, operands) in enumerate(found)
         ]
-
-
-def _signed(words: np.ndarray) -> np.ndarray:
-    return words.astype(np.int64)
 
 
 def for_dump(

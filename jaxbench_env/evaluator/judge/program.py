@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxbench_env.evaluator.judge import mosaic
 from jaxbench_env.evaluator.judge.trips import key, trip_count
 from jaxbench_env.evaluator.judge.work import Work, bits, shape
+from jaxbench_env.evaluator.timing.hlo import kernel_hash
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ def read(serialized: bytes, values: Sequence[tuple[str, Mapping[int, np.ndarray]
 
     Args:
         serialized: The artifact.
-        values: For Pallas calls in program order, their Mosaic modules and what is known of
-            their scalar operands: see `feeds.values`.
+        values: For Pallas calls in program order, hashes of their Mosaic modules and what is
+            known of their scalar operands: see `feeds.values`.
 
     Raises:
         Exception: Of any kind, if it cannot be parsed.
@@ -185,7 +186,7 @@ class _Reader:
                 name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 self._callers.setdefault(name, []).append(op)
         self._values: dict[str, list] = {}
-        bodies = Counter(mosaic_body(op) for op, _ in tally.calls) if values else {}
+        bodies = Counter(_hash(op) for op, _ in tally.calls) if values else {}
         for body, known in values:
             self._values.setdefault(body, []).append(known)
         for body, known in self._values.items():
@@ -250,14 +251,16 @@ class _Reader:
 
     def _pallas_call(self, operation, times: float, decoded: dict) -> PallasCall:
         operands, results = list(operation.operands), list(operation.results)
-        place, body = key(operation), ""
-        if self._values:
-            body = mosaic_body(operation)
-        known = self._values[body].pop(0) if self._values.get(body) else {}
+        place = key(operation)
+        given = self._values.get(_hash(operation)) if self._values else None
+        known = given.pop(0) if given else {}
         if known or place not in decoded:
-            words = [known.get(n, self._constant(value)) for n, value in enumerate(operands)]
+            words = [
+                known[n].astype(np.int64) if n in known else self._constant(value)
+                for n, value in enumerate(operands)
+            ]
             try:
-                body = body or mosaic_body(operation)
+                body = mosaic_body(operation)
                 decoded[place] = mosaic.read(body, len(operands), len(results), words)
             except Exception:
                 decoded[place] = None
@@ -356,6 +359,10 @@ def mosaic_body(operation) -> str:
     """The Mosaic module of a `tpu_custom_call`, as the text that is in it."""
     config = json.loads(ir.StringAttr(operation.attributes["backend_config"]).value)
     return config["custom_call_config"]["body"]
+
+
+def _hash(operation) -> str:
+    return kernel_hash(mosaic_body(operation))
 
 
 def _layouts(operation) -> Iterator[list[int]]:

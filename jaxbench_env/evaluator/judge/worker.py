@@ -157,18 +157,22 @@ def _inspect(request, blobs):
 
 def _examine(request, blobs):
     """Findings on all artefacts of a candidate together."""
+    from jaxbench_env.evaluator import timing
     from jaxbench_env.evaluator.judge import artefact, evidence, feeds, numerics, program
 
-    workload = workload_of(request)
+    workload, names = workload_of(request), request["artefacts"]
+    full = timing.from_blobs(request["kernels"], blobs[len(names) :])
     programs: dict[str, dict] = {"tpu": {}, "cpu": {}, "valued": {}}
-    for (preset, platform), blob in zip(request["artefacts"], blobs, strict=True):
+    for (preset, platform), blob in zip(names, blobs[: len(names)], strict=True):
         exported, facts = artefact.load(blob, platform, numerics.contract(workload, preset))
         programs[platform][preset] = facts
         if platform == "tpu":
             if any(call.kernel is not None and call.kernel.steering for call in facts.calls):
                 text, kept = exported.mlir_module_serialized, exported.module_kept_var_idx
                 with contextlib.suppress(Exception):  # hostile; it stays without values then
-                    values = feeds.values(text, workload, preset, request["seed"], kept)
+                    values = [(kernel.body, kernel.values) for kernel in full]
+                    if preset != evidence.FULL:
+                        values = feeds.values(text, workload, preset, request["seed"], kept)
                     facts = program.read(text, values)
             programs["valued"][preset] = facts
     found = evidence.examine(workload, programs["tpu"], programs["cpu"], programs["valued"])
