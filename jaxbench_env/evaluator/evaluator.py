@@ -198,8 +198,9 @@ class Evaluator:
             tracing.start(workload, source, kind, limits, cores=cores) as job,
             Stop() as jobs,
         ):
-            for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
-                if platform == "tpu":
+            trace = tracing.Trace(workload, source, jobs.add(job))
+            for preset, platform, artefact in trace.artefacts():
+                if (preset, platform) == ("v6e", "tpu"):
                     return self._build(run, artefact, jobs)
         raise AssertionError("artefacts() raises unless it yields the TPU's")
 
