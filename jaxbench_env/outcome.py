@@ -17,6 +17,6 @@ def outcome(result: EvalResult) -> reward.Outcome:
         correct=result.correct,
         speedup=result.speedup if result.correct else None,
         roofline_fraction=fraction,
-        uncertain="uncertain" in result.flags,
+        uncertain=bool({"uncertain", "races_unchecked"} & {*result.flags}),
         suspected=result.status is Status.HACK_SUSPECTED,
     )

@@ -19,7 +19,7 @@ class Outcome:
             other.
         roofline_fraction: Least possible time over candidate time, above 0; 1 is the roofline of
             the best known algorithm. None where it is not known.
-        uncertain: The time is a bound and not an estimate.
+        uncertain: The time is a bound and not an estimate, or races were not looked for.
         suspected: The candidate is suspected of cheating, whatever else is said of it.
 
     Raises:

@@ -198,8 +198,9 @@ class Evaluator:
             tracing.start(workload, source, kind, limits, cores=cores) as job,
             Stop() as jobs,
         ):
-            for _, platform, artefact in tracing.Trace(workload, source, jobs.add(job)).artefacts():
-                if platform == "tpu":
+            trace = tracing.Trace(workload, source, jobs.add(job))
+            for preset, platform, artefact in trace.artefacts():
+                if (preset, platform) == ("v6e", "tpu"):
                     return self._build(run, artefact, jobs)
         raise AssertionError("artefacts() raises unless it yields the TPU's")
 
@@ -235,7 +236,7 @@ class Evaluator:
             program: building.Built = built.result()
             checks, refused = checked.result()
             race = simulated.result()
-            findings, refused_program = examined.result()
+            findings, races, refused_program = examined.result()
             known = based.result()
         # The order below decides which of several faults is reported, whichever was seen first.
         fields = self._measured(run, program, known)
@@ -246,15 +247,18 @@ class Evaluator:
             race = {"outcome": "skipped", "reason": "the fence is off"}
         judged = () if "numerics" in self.without else checks
         unchecked = verdict.judge_numbers(judged, race, fields)
-        run.shown["memory"] = unchecked or "shown"
-        if unchecked:
-            run.flags.add("races_unchecked")
-            run.notes.append(f"Races were not checked: {unchecked}.")
         if refused_program is not None:
             raise Failure(refused_program.status, "trace", str(refused_program), **fields)
+        unchecked, capped = verdict.judge_races(unchecked, race, races)
+        run.shown["memory"] = unchecked or "shown"
+        if unchecked:
+            run.notes.append(f"Races were not checked: {unchecked}.")
+        capped = capped and "memory" not in self.without
+        if capped:
+            run.flags.add("races_unchecked")
         if run.reach is not None and "kernel" not in self.without:
-            kernel = run.facts["kernel"]
-            verdict.require("kernel", kernel if kernel["shown"] != "shown" else run.reach, run)
+            sure = run.reach["fault"] or run.facts["kernel"]["shown"] == "shown"
+            verdict.require("kernel", run.reach if sure else run.facts["kernel"], run)
         for fence, finding in findings.items():
             if fence not in self.without:
                 verdict.require(fence, finding, run, **fields)
@@ -266,7 +270,7 @@ class Evaluator:
             least = output + run.workload.sure_input_bytes()
             floor = chip(self.target).roofline_ms(run.facts["sure_flops"], least)
             run.shown["floor"] = "shown"
-        return verdict.judge_time(fields, floor, program.price_error)
+        return verdict.judge_time(fields, floor, program.price_error, capped)
 
     def _trace(
         self, run: _Run, trace: tracing.Trace, threads: ThreadPoolExecutor, jobs: Stop
@@ -293,6 +297,13 @@ class Evaluator:
 
     def _build(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         """Inspects, compiles and prices the full-size artefact."""
+        try:
+            return self._built(run, artefact, jobs)
+        finally:
+            if not run.scalars.done():
+                run.scalars.set_result(building.Scalars())
+
+    def _built(self, run: _Run, artefact: bytes, jobs: Stop) -> building.Built:
         request = {"do": "inspect", **named(run.workload), "preset": "v6e"}
         try:
             run.facts, _ = pool().ask("price", request, [artefact], stop=run.stop)
@@ -307,6 +318,7 @@ class Evaluator:
                 seed = feeds_seed(run.seed)
                 values = building.scalars(artefact, run.workload, seed, stop=run.stop)
             run.repeatable &= not values.late
+        run.scalars.set_result(values)
         try:
             program = building.build(
                 artefact,
@@ -394,17 +406,19 @@ def _check(run: _Run) -> tuple[list[NumericCheck], Refused | None]:
     return [NumericCheck(**c) for c in answer["checks"]], None
 
 
-def _examine(run: _Run) -> tuple[dict[str, Any], Refused | None]:
+def _examine(run: _Run) -> tuple[dict[str, Any], dict[str, str], Refused | None]:
     """Compares the artefacts with each other: see `judge.evidence`."""
     names = list(run.programs)
     request = {"do": "examine", **named(run.workload), "artefacts": names}
+    values = run.scalars.result()
+    request |= {"seed": feeds_seed(run.seed), "kernels": list(values.kernels)}
     with run.timed("examine"):
         try:
-            blobs = [run.programs[name] for name in names]
+            blobs = [*(run.programs[name] for name in names), *values.blobs]
             answer, _ = pool().ask("price", request, blobs, stop=run.stop)
         except Refused as refused:
-            return {}, refused
-    return answer["findings"], None
+            return {}, {}, refused
+    return answer["findings"], answer["races"], None
 
 
 def _verify_full(run: _Run, fields: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
@@ -469,6 +483,7 @@ class _Run:
     reach: dict[str, str] | None = None  # finding on whether Pallas decides the output
     notes: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # fence -> see EvalResult.shown
+    scalars: Future[building.Scalars] = field(default_factory=Future)  # of the full size
     durations: dict[str, float] = field(default_factory=dict)
     repeatable: bool = True  # whether a quieter machine would say the same
     stop: Stop = field(default_factory=Stop)

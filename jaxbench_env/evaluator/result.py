@@ -143,14 +143,16 @@ class EvalResult:
             the evaluator's own bound of 20,000 characters.
         line: Line of the kernel text that the failure points to, from 1, if known.
         flags: Facts that qualify the verdict: ``uncalibrated``, ``shape_specialised``,
-            ``races_unchecked``, ``uncertain`` (the candidate's time is a bound, and earns at most
-            1), ``baseline_bound`` (XLA's time is at least the one given, and so is the speedup).
+            ``races_unchecked`` (a kernel with copies or signals of its own, not simulated as it
+            runs at full size: it earns at most 1), ``uncertain`` (the candidate's time is a bound,
+            and earns at most 1), ``baseline_bound`` (XLA's time is at least the one given, and so
+            is the speedup).
         shown: What was shown of a verdict, by fence (`fences.FENCES`): ``"shown"``, or why it could
             not be, as a sentence. Fences that were not reached are not in it. Of the numbers at the
             published size (``verify="full"``) it says how much was compared: ``"all of the
             output"``, or ``"37 % of the output, blocks chosen by the secret seed"``.
         speedup: ``baseline_ms / candidate_ms`` of a correct candidate, else None. At most 1 where
-            the time is uncertain.
+            the time is uncertain or races are unchecked.
         times: Times at the published size.
         memory: Memory at the published size.
         numerics: The comparisons that were made, up to the first failing one of each preset.

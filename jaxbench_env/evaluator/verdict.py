@@ -83,6 +83,8 @@ def require_share(
 ) -> None:
     """Fails a program without matrix products that moves most of its bytes outside Pallas.
 
+    One that only moves data there (slices, concatenations, guards) pays for it in its time.
+
     Args:
         facts: As in `require_vmem`.
         programs: The predictor's records by HLO program.
@@ -93,7 +95,7 @@ def require_share(
     Raises:
         Failure: With status ``no_kernel``.
     """
-    if facts["matmul_flops"] or facts["outside_flops"]:
+    if facts["matmul_flops"] or facts["outside_flops"] or not facts["outside_work"]:
         return
     # A legally aliased output makes XLA copy the input first: traffic, but no work.
     counted = [e for e in programs if e["name"] in pallas or not _COPY.fullmatch(e["name"])]
@@ -175,6 +177,28 @@ def judge_numbers(
     return "" if race["outcome"] == "clean" else last_line(race["reason"])
 
 
+def judge_races(unchecked: str, race: dict[str, Any], races: dict[str, str]) -> tuple[str, bool]:
+    """Decides what a simulated run that found nothing says about the full size.
+
+    Args:
+        unchecked: Why races were not checked, or empty; see `judge_numbers`.
+        race: What the simulated run found.
+        races: `judge.evidence.synchronised`.
+
+    Returns:
+        Why races at full size were not checked, or an empty string; and whether the kernel may
+        have some: if it copies or signals by itself.
+    """
+    if races and not unchecked:
+        unlike = races.get(race["preset"], "there is no program for the TPU to compare with")
+        if unlike:
+            unchecked = (
+                f"at preset {race['preset']} a simulated run found none, but the full-size kernel "
+                f"synchronises in another way: {unlike}"
+            )
+    return unchecked, bool(unchecked and races)
+
+
 def require_traffic(least: int, fields: dict[str, Any]) -> None:
     """Fails a program that writes less to HBM than its output has.
 
@@ -249,13 +273,16 @@ def judge_full(
     return {**fields, "numerics": numerics, "message": message}
 
 
-def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dict[str, Any]:
+def judge_time(
+    fields: dict[str, Any], least_ms: float, price_error: str, capped: bool = False
+) -> dict[str, Any]:
     """Decides on a candidate whose numbers are right.
 
     Args:
         fields: What the result holds so far, with its times.
         least_ms: The least time that such a program can take, milliseconds.
         price_error: Why there is no time, if there is none.
+        capped: Whether it may have races that were not looked for: it earns at most 1 then.
 
     Returns:
         The fields of the final result.
@@ -283,7 +310,7 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
             **fields,
         )
     speedup = times.baseline_ms / times.candidate_ms
-    if times.uncertain:
+    if times.uncertain or capped:
         speedup = min(1.0, speedup)
     message = (
         f"Correct. {times.candidate_ms:.3f} ms predicted, XLA {times.baseline_ms:.3f} ms: "
@@ -291,6 +318,8 @@ def judge_time(fields: dict[str, Any], least_ms: float, price_error: str) -> dic
     )
     if times.uncertain:
         message += f" The time is a bound: {'; '.join(times.reasons)}."
+    if capped:
+        message += " A kernel with copies of its own earns at most 1 while races are not checked."
     status = Status.OK if speedup > 1 else Status.SLOWER
     return {
         **fields,

@@ -365,3 +365,17 @@ def test_a_kernel_that_does_the_work_reaches_the_output(f, expected):
 
 def reached(f, x, output):
     return reach.reaches(exported(f, spec(*x.shape)), (x,), output, rel=2e-2)
+
+
+def test_products_with_fewer_bits_at_full_size_are_a_fault():
+    def narrow(a, b):
+        return matmul(a.astype(jnp.int8), b.astype(jnp.int8)).astype(jnp.float32)
+
+    tpu, cpu = honest()
+    small = {"tiles": tpu["tiles"]}, {"tiles": cpu["tiles"]}
+    both = read(lambda a, b: matmul(a, b) + narrow(a, b), *LARGE)
+    fault = evidence.one_program({"v6e": both, **small[0]}, small[1]).fault
+    assert "50% of the multiplications are of i8" in fault
+    checked = products(SMALL)[0]
+    wider = evidence.one_program({"v6e": tpu["v6e"], "tiles": checked}, small[1])
+    assert not wider.fault

@@ -22,6 +22,7 @@ FAST = {
     "lax_cond",
     "manual_copies",
     "padded_rows",
+    "prefetch_over_grid",
     "scalar_prefetch",
     "scratch_accumulator",
     "two_calls",

@@ -6,12 +6,12 @@ Each fence ends in a `Finding`: a fault (the verdict), ``"shown"``, or why it co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxbench_env.evaluator.judge import coverage
+from jaxbench_env.evaluator.judge import coverage, synchronisation
 from jaxbench_env.evaluator.judge.program import Program
-from jaxbench_env.evaluator.judge.work import Work
+from jaxbench_env.evaluator.judge.work import Work, width
 from jaxbench_env.evaluator.result import Status
 from workloads import Workload
 
@@ -19,6 +19,8 @@ FULL = "v6e"
 # Counts of useful work leave out what does not grow with the size (masks of diagonal blocks,
 # epilogues), so the share of it in a kernel's work may fall a little between two sizes.
 SLACK = 0.95
+# Without matrix products, sums over lanes and other work per row weigh less in longer rows.
+ROWS_SLACK = 0.9
 # Two lowerings of one operation may write its arithmetic in other ways (a logistic function as
 # exp and a division), never in half as much.
 SAME = 0.5
@@ -178,12 +180,30 @@ def _lost(full: Program, checked: list[Program]) -> str:
                 f"the kernel has no {name} at full size and has some at every checked size: it "
                 "must do the same work at every size"
             )
+    narrow = _narrower(inside, [program.inside("whole") for program in checked])
+    if narrow:
+        return narrow
     missing = set.intersection(*(set(p.arguments) for p in checked)) - full.arguments
     if missing:
         return (
             f"at full size the result does not depend on argument {min(missing)}, and at every "
             "checked size it does"
         )
+    return ""
+
+
+def _narrower(full: Work, checked: list[Work]) -> str:
+    """Products of a type that is narrower than at any checked size; empty if there are none."""
+    widths = {width(p.kind) for work in (full, *checked) for p in work.products}
+    for least in widths:
+        shares = [work.flops_of(least) / work.flops for work in (full, *checked) if work.flops]
+        if full.flops and shares[1:] and shares[0] < SLACK * min(shares[1:]):
+            kinds = sorted({p.kind for p in full.products if width(p.kind) < least})
+            return (
+                f"at full size {1 - shares[0]:.0%} of the multiplications are of "
+                f"{', '.join(kinds)} and at a checked size at most {1 - min(shares[1:]):.0%} are: "
+                "the numbers were checked with more bits"
+            )
     return ""
 
 
@@ -265,7 +285,8 @@ def conserved(tpu: Mapping[str, Program], useful: Callable[[str], float]) -> Fin
     for what in ("flops", "total"):
         least = min(getattr(work, what) / useful(preset) for preset, work in checked.items())
         share = getattr(full, what) / useful(FULL)
-        if share < SLACK * min(1.0, least):
+        slack = SLACK if what == "flops" or full.flops else ROWS_SLACK
+        if share < slack * min(1.0, least):
             return Finding(
                 f"at full size the kernel does {share:.1%} of the useful work and at a checked "
                 f"size it does {least:.1%}, counted over all grid steps that do "
@@ -276,8 +297,42 @@ def conserved(tpu: Mapping[str, Program], useful: Callable[[str], float]) -> Fin
     return Finding()
 
 
+def synchronised(tpu: Mapping[str, Program]) -> dict[str, str]:
+    """What a simulated run at a checked size says about races at full size.
+
+    Args:
+        tpu: Preset -> TPU program, with the full size.
+
+    Returns:
+        Preset -> why it says nothing; empty where it holds for the full size as well. No presets
+        where no kernel copies or signals by itself: the pipeline around it does.
+    """
+    full, checked = tpu[FULL], {p: program for p, program in tpu.items() if p != FULL}
+    if not full.readable:
+        return {FULL: "", **dict.fromkeys(checked, "the Mosaic module cannot be read")}
+    own = [call.kernel.synchronises for call in full.calls if call.kernel.synchronises]
+    if not own:
+        return {}
+    return {FULL: "", **{preset: _unlike(own, program) for preset, program in checked.items()}}
+
+
+def _unlike(own: Sequence[synchronisation.Outline], checked: Program) -> str:
+    """How kernels differ from all those of a checked program in their synchronisation."""
+    if not checked.readable:
+        return "the Mosaic module cannot be read"
+    others = [c.kernel.synchronises for c in checked.calls if c.kernel.synchronises]
+    for outline in own:
+        found = [synchronisation.differ(outline, other) for other in others]
+        if all(found):
+            return found[0] if found else "no kernel copies by itself there"
+    return ""
+
+
 def examine(
-    workload: Workload, tpu: Mapping[str, Program], cpu: Mapping[str, Program]
+    workload: Workload,
+    tpu: Mapping[str, Program],
+    cpu: Mapping[str, Program],
+    valued: Mapping[str, Program],
 ) -> dict[str, Finding]:
     """Findings by fence on all artefacts of one kernel.
 
@@ -285,13 +340,14 @@ def examine(
         workload: What it claims to compute.
         tpu: Preset -> TPU program, with the full size.
         cpu: Preset -> interpret-mode program.
+        valued: As `tpu`, read with the values of scalar operands on secret inputs.
     """
     share = min(map(workload.sure_share, workload.presets[FULL].args))
     fences = {
         "one_program": lambda: one_program(tpu, cpu),
-        "coverage": lambda: covered(tpu, share),
+        "coverage": lambda: covered(valued, share),
         "conservation": lambda: _judged_by_data(
-            workload, conserved(tpu, lambda p: workload.flops_useful(workload.sizes[p]))
+            workload, conserved(valued, lambda p: workload.flops_useful(workload.sizes[p]))
         ),
     }
     return {fence: _found(find) for fence, find in fences.items()}

@@ -86,6 +86,42 @@ def kernels(
         return result
 
 
+def values(
+    text: bytes, workload: Workload, preset: str, seed: int, kept: Sequence[int]
+) -> list[tuple[str, dict[int, np.ndarray]]]:
+    """Values of the scalar operands of all kernel calls of a program at any size.
+
+    Args:
+        text: StableHLO as a portable artifact.
+        workload: What it computes.
+        preset: The size.
+        seed: Of the inputs.
+        kept: Which of the workload's arguments the program has.
+
+    Returns:
+        In program order, the hash of each call's Mosaic module and its operands' values by
+        their position, as far as they can be computed.
+
+    Raises:
+        NoValues: If the program is too long.
+        Exception: Of any kind, if it cannot be read at all.
+    """
+    with mlir.make_ir_context(), ir.Location.unknown():
+        slicer = slicing.Slicer(program.parse(text))
+        found = [(call, *_scalars(call.operation)) for call in slicer.calls()]
+
+        def inputs(arguments: Sequence[int]) -> tuple[np.ndarray, ...]:
+            names = list(workload.presets[preset].args)
+            wanted = [names[kept[i]] for i in arguments]
+            return workload.steering_inputs(preset, wanted, DRAWS[0], seed)
+
+        known, _ = _evaluate(slicer, found, inputs)
+        return [
+            (body, {i: known[(index, i)] for i in operands if (index, i) in known})
+            for index, (_, body, operands) in enumerate(found)
+        ]
+
+
 def for_dump(
     text: bytes | str,
     workload: Workload,

@@ -12,13 +12,14 @@ from jax._src.lib import tpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
-from jaxbench_env.evaluator.judge import scalars
+from jaxbench_env.evaluator.judge import scalars, synchronisation
+from jaxbench_env.evaluator.judge.synchronisation import VIEWS
+from jaxbench_env.evaluator.judge.trips import key
 from jaxbench_env.evaluator.judge.work import Work, bits, shape
 
 _MEMORY = ("any", "hbm")  # arguments that a kernel reaches only by copies of its own
 DYNAMIC = -(1 << 63)  # a bound of the grid that is an operand
 _INTEGERS = {f"{sign}{bits}" for sign in ("i", "ui") for bits in (1, 8, 16, 32)}
-_VIEWS = ("tpu.memref_", "memref.subview", "memref.cast", "memref.reshape", "tpu.reinterpret")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Kernel:
         accesses: What it reads and writes.
         blocks: Shapes of the blocks that move with the grid.
         operations: Names of the operations in it.
+        synchronises: In which order it copies and waits by itself; None if it does not.
     """
 
     grid: tuple[int, ...] = ()
@@ -70,6 +72,7 @@ class Kernel:
     accesses: list[Access] = field(default_factory=list)
     blocks: set[tuple[int, ...]] = field(default_factory=set)
     operations: set[str] = field(default_factory=set)
+    synchronises: synchronisation.Outline | None = None
 
 
 def parse(body: str) -> ir.Module:
@@ -121,37 +124,40 @@ class _Reader:
         bounds = []
         if "iteration_bounds" in function.attributes:
             bounds = list(ir.DenseI64ArrayAttr(function.attributes["iteration_bounds"]))
+        dynamic = sum(b < 0 for b in bounds)
+        words = [*words, *[None] * operands][:operands]
+        bounds = _known_bounds(bounds, words[:dynamic])
         kernel.dynamic = any(b < 0 for b in bounds)
         kernel.grid = tuple(max(1, b) for b in bounds)
         kernel.scalars = ir.IntegerAttr(function.attributes["scalar_prefetch"]).value
         kernel.vmem_bytes = sum(map(_vmem_bytes, arguments))
         # Dynamic bounds are operands of the call and not of the kernel.
-        self._operands = operands - kernel.scalars - sum(b < 0 for b in bounds)
+        self._operands = operands - kernel.scalars - dynamic
         first, arrays = len(bounds) + kernel.scalars, self._operands + results
         if self._operands < 0 or len(arguments) < first + arrays:
             raise ValueError("the kernel's arguments are not those of the call")
         kernel.operands = self._operands
         inputs = arguments[len(bounds) : first + self._operands]
-        kernel.steering = sum(b < 0 for b in bounds)
-        kernel.steering += sum(_memory_space(argument) == "smem" for argument in inputs)
+        kernel.steering = dynamic + sum(_memory_space(argument) == "smem" for argument in inputs)
         self._steps = [scalars.along(axis, b) for axis, b in enumerate(kernel.grid)]
-        self._prefetched = arguments[len(bounds) : first]
         for argument, step in zip(arguments, self._steps, strict=False):
             # the step of a dynamic axis is not known
             self._values[argument] = step if bounds[step.ndim - 1] > 0 else None
-        words = list(words)[sum(b < 0 for b in bounds) :]  # dynamic bounds come first
-        self._words = [*words, *[None] * kernel.scalars][: kernel.scalars]
-        for argument, known in zip(self._prefetched, self._words, strict=True):
-            if known is not None:
+        words = words[dynamic:]
+        self._words = words[: kernel.scalars]
+        for argument, known in zip(inputs, words, strict=True):
+            if known is not None and known.shape == shape(argument.type):
                 self._values.remember(argument, known)
         self._arrays = {
             hash(argument): number for number, argument in enumerate(arguments[first:][:arrays])
         }
         self._blocks: dict[int, tuple] = {}  # array -> starts and sizes of its window
         self._noted: set[tuple] = set()
+        self._decided: dict[int, object] = {}  # conditions and trip counts, for the outline
         self._windows(function, arguments[first:][:arrays])
         self._axes = list(kernel.grid)
         self._walk(block, None, sure=not kernel.dynamic, constant=not kernel.dynamic)
+        kernel.synchronises = synchronisation.outline(function, kernel.grid, self._decided)
 
     # ---- windows
 
@@ -245,7 +251,7 @@ class _Reader:
         return returned
 
     def _if(self, operation, mask, sure, constant, tally) -> None:
-        condition = self._values[operation.operands[0]]
+        condition = self._decided[key(operation)] = self._values[operation.operands[0]]
         branches = []
         for number, region in enumerate(operation.regions):
             chosen, known = mask, sure and condition is not None
@@ -276,7 +282,7 @@ class _Reader:
             return
         start, stop, step = scalars.aligned(start, stop, step)
         trips = np.maximum(0, -(-(stop - start) // step))
-        most = int(trips.max(initial=0))
+        most = self._decided[key(operation)] = int(trips.max(initial=0))
         if most == 0:
             return
         axis = len(self._axes)
@@ -308,7 +314,7 @@ class _Reader:
             self.kernel.done.known = self.kernel.done.known and sure
             return
         memrefs = [o for o in operation.operands if str(o.type).startswith("memref")]
-        if not memrefs or operation.name.startswith(_VIEWS) or "wait" in operation.name:
+        if not memrefs or operation.name.startswith(VIEWS) or "wait" in operation.name:
             return
         if operation.name == "tpu.enqueue_dma":
             memrefs = [o for o in memrefs if "semaphore" not in str(o.type)]
@@ -336,7 +342,7 @@ class _Reader:
             extent = shape(memref.type)
             return number, tuple(np.zeros((), np.int64) for _ in extent), extent
         operation = memref.owner.operation
-        if not operation.name.startswith(_VIEWS) or not operation.operands:
+        if not operation.name.startswith(VIEWS) or not operation.operands:
             return None
         base = self._box(operation.operands[0])
         if base is None:
@@ -356,6 +362,16 @@ class _Reader:
             return number, None, extent
         pairs = [scalars.aligned(s, o) for s, o in pairs]
         return number, tuple(s + o for s, o in pairs), extent
+
+
+def _known_bounds(bounds: list[int], words: Sequence[np.ndarray | None]) -> list[int]:
+    """Bounds of a grid with the values of those that are operands, where these are known."""
+    operands = iter(words)
+    found = []
+    for bound in bounds:
+        value = next(operands) if bound < 0 else None
+        found.append(int(value.reshape(-1)[0]) if value is not None and value.size == 1 else bound)
+    return found
 
 
 def scalar_operands(operation, kernel) -> list[int]:

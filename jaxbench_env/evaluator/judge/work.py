@@ -27,6 +27,12 @@ class Product(NamedTuple):
         left, right, out = self.left, self.right, self.out
         return left * self.batch == right * out or right * self.batch == left * out
 
+    @property
+    def flops(self) -> int:
+        """Its operations, multiply and add counted as two."""
+        inner = math.isqrt(self.left * self.right // self.out // self.batch)
+        return 2 * self.out * inner
+
     def __str__(self) -> str:
         """Type, rows, contraction and columns, for example ``bf16 8x64x128``."""
         inner = math.isqrt(self.left * self.right // self.out // self.batch)
@@ -58,6 +64,11 @@ def shape(kind) -> tuple[int, ...]:
 def bits(kind) -> int:
     """Bits of a type's elements."""
     element = str(kind.element_type if isinstance(kind, ir.ShapedType) else kind)
+    return width(element)
+
+
+def width(element: str) -> int:
+    """Bits of an element type by its name, as ``bf16`` or ``f8E5M2``."""
     digits = re.search(r"\d+", element)
     return int(digits.group()) if digits else 8
 
@@ -91,6 +102,14 @@ class Work:
     def total(self) -> float:
         """All operations."""
         return self.flops + self.arithmetic + self.special
+
+    def flops_of(self, least: int) -> float:
+        """Operations of the matrix products whose operands have at least so many bits."""
+        return sum(
+            count * product.flops
+            for product, count in self.products.items()
+            if width(product.kind) >= least
+        )
 
     def add(self, other: Work, times: float = 1) -> None:
         """Adds `times` times another's counts."""

@@ -6,6 +6,7 @@ it keeps compiled references. Requests and answers are JSON followed by the blob
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -149,21 +150,38 @@ def _inspect(request, blobs):
         "vmem_bytes": max((kernel.vmem_bytes for kernel in kernels), default=0),
         "matmul_flops": facts.matmul_flops,
         "outside_flops": facts.outside_flops,
+        "outside_work": facts.outside.total or not facts.outside.known,
         "sure_flops": done.flops if done.known else 0,
     }, []
 
 
 def _examine(request, blobs):
     """Findings on all artefacts of a candidate together."""
-    from jaxbench_env.evaluator.judge import artefact, evidence, numerics
+    from jaxbench_env.evaluator import timing
+    from jaxbench_env.evaluator.judge import artefact, evidence, feeds, numerics, program
 
-    workload = workload_of(request)
-    programs: dict[str, dict] = {"tpu": {}, "cpu": {}}
-    for (preset, platform), blob in zip(request["artefacts"], blobs, strict=True):
-        contract = numerics.contract(workload, preset)
-        programs[platform][preset] = artefact.load(blob, platform, contract)[1]
-    found = evidence.examine(workload, programs["tpu"], programs["cpu"])
-    return {"findings": {fence: dataclasses.asdict(one) for fence, one in found.items()}}, []
+    workload, names = workload_of(request), request["artefacts"]
+    full = timing.from_blobs(request["kernels"], blobs[len(names) :])
+    programs: dict[str, dict] = {"tpu": {}, "cpu": {}, "valued": {}}
+    for (preset, platform), blob in zip(names, blobs[: len(names)], strict=True):
+        exported, facts = artefact.load(blob, platform, numerics.contract(workload, preset))
+        programs[platform][preset] = facts
+        if platform == "tpu":
+            if any(call.kernel is not None and call.kernel.steering for call in facts.calls):
+                text, kept = exported.mlir_module_serialized, exported.module_kept_var_idx
+                with contextlib.suppress(Exception):  # hostile; it stays without values then
+                    values = [(kernel.body, kernel.values) for kernel in full]
+                    if preset != evidence.FULL:
+                        values = feeds.values(text, workload, preset, request["seed"], kept)
+                    facts = program.read(text, values)
+            programs["valued"][preset] = facts
+    found = evidence.examine(workload, programs["tpu"], programs["cpu"], programs["valued"])
+    findings = {fence: dataclasses.asdict(one) for fence, one in found.items()}
+    try:
+        races = evidence.synchronised(programs["tpu"])
+    except Exception as error:  # a program that no one has thought of
+        races = dict.fromkeys(programs["tpu"], f"it cannot be read ({type(error).__name__})")
+    return {"findings": findings, "races": races}, []
 
 
 def _reference(request, blobs):

@@ -16,8 +16,8 @@ def kernel(x_ref, scale_ref, out_ref):
 
 def workload(x, scale):
     batch, seq, dim = x.shape
-    rows = -(-batch * seq // 512) * 512
-    block = 512
+    rows = -(-batch * seq // 256) * 256
+    block = 256
     padded = jnp.pad(x.reshape(-1, dim), ((0, rows - batch * seq), (0, 0)))
     out = pl.pallas_call(
         kernel,

@@ -1,0 +1,31 @@
+# shows: An index map with a bound that no step exceeds.
+# workload: rms_norm
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+
+def kernel(x_ref, scale_ref, out_ref):
+    x = x_ref[...].astype(jnp.float32)
+    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+    normal = x * jax.lax.rsqrt(mean_square + CONFIG["eps"])
+    out_ref[...] = normal.astype(out_ref.dtype) * scale_ref[...]
+
+
+def workload(x, scale):
+    batch, seq, dim = x.shape
+    rows, block = batch * seq, 64
+    steps = pl.cdiv(rows, block)
+
+    def place(i):
+        return jnp.minimum(i, steps - 1), 0
+
+    out = pl.pallas_call(
+        kernel,
+        grid=(steps,),
+        in_specs=[pl.BlockSpec((block, dim), place), pl.BlockSpec((1, dim), lambda i: (0, 0))],
+        out_specs=pl.BlockSpec((block, dim), place),
+        out_shape=jax.ShapeDtypeStruct((rows, dim), x.dtype),
+    )(x.reshape(rows, dim), scale.reshape(1, dim))
+    return out.reshape(x.shape)
