@@ -7,7 +7,7 @@ import workloads
 from jaxbench_env import evaluate, evaluate_many
 from jaxbench_env.evaluator import baseline as baselines
 from jaxbench_env.evaluator import store
-from jaxbench_env.evaluator.build import Versions
+from jaxbench_env.evaluator.build import Versions, installed_versions
 from jaxbench_env.evaluator.evaluator import PROTOCOL, Evaluator
 from workloads.data import published
 
@@ -41,6 +41,9 @@ def test_a_baseline_is_compiled_once_and_kept(monkeypatch):
     monkeypatch.setattr(baselines, "_known", {})
     monkeypatch.setattr(baselines, "build", None)  # a second compile would raise
     assert Evaluator().baseline(workload) == first
+    monkeypatch.setattr(baselines, "_known", {})
+    monkeypatch.setattr(store, "code_version", lambda: "another predictor")
+    assert baselines.kept(workload, "v6e", installed_versions(), PROTOCOL) is None
     assert first.ms > workload.roofline_ms()
 
 

@@ -260,6 +260,6 @@ def test_what_is_put_in_fences_comes_out(source, mark, info, before, after):
     ],
 )
 def test_hostile_answers_take_seconds_at_most(answer):
-    started = time.monotonic()
+    started = time.process_time()  # not what others take of the machine
     extract_source(answer)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

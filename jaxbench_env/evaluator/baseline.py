@@ -153,8 +153,8 @@ def remember(
 
 
 def _name(workload: Workload, target: str, versions: Versions, protocol: int) -> str:
-    mark = fingerprint(workload, target, protocol)
-    return store.key({"fingerprint": mark, "versions": versions.as_dict()})
+    mark, code = fingerprint(workload, target, protocol), store.code_version()
+    return store.key({"fingerprint": mark, "versions": versions.as_dict(), "code": code})
 
 
 def _complete(record: dict[str, Any] | None) -> bool:

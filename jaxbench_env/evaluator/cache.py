@@ -27,6 +27,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def key(
         "source": source_hash(source),
         "seed": "system" if seed is None else seed,
         "versions": dict(versions),
+        "python": sys.version_info[:2],  # decides what is a syntax error
         "settings": dict(settings),
     }
     return store.key(parts)

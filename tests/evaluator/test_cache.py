@@ -90,6 +90,9 @@ def test_everything_that_decides_a_verdict_is_in_its_name(tmp_path, monkeypatch)
         name(workload=workloads.get("26k")),
         name(workload=workloads.get("26k", "published")),
     ]
+    with monkeypatch.context() as other:
+        other.setattr(cache.sys, "version_info", (3, 99))
+        names.append(name())
     monkeypatch.setattr(store, "code_version", lambda: "another")
     names.append(name())
     assert len({*names}) == len(names)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxbench_env.evaluator.judge.pool import Patience
+from jaxbench_env.evaluator.judge.pool import Patience, Pool, Refused
 
 
 @pytest.fixture
@@ -33,3 +33,20 @@ def test_waiting_for_a_processor_does_not_count_up_to_the_backstop(sleeper, monk
     assert not patience.over()
     time.sleep(0.2 * Patience.BACKSTOP)
     assert patience.over()
+
+
+@pytest.mark.parametrize(
+    ("do", "what"),
+    [
+        ("check", "running the kernel in interpret mode"),
+        ("examine", "reading the traced programs"),
+        ("price", "replaying the schedule"),
+    ],
+)
+def test_a_timeout_says_what_took_long(do, what):
+    judges = Pool()
+    try:
+        with pytest.raises(Refused, match=f"^{what} took longer than"):
+            judges.ask("price", {"do": do}, timeout=0.01)
+    finally:
+        judges.close()

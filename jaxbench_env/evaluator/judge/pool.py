@@ -94,14 +94,14 @@ class Worker:
         stop.add(self)
         try:
             worker.send(self._connection, request, blobs)
-            answer, out = self._answer(timeout)
+            answer, out = self._answer(request["do"], timeout)
             while "progress" in answer:
                 if watch is not None:
                     watch(*answer["progress"])
-                answer, out = self._answer(timeout)
+                answer, out = self._answer(request["do"], timeout)
         except (EOFError, OSError):
             code = self._process.wait()
-            raise Died(f"the process that ran the kernel's numbers died ({code})") from None
+            raise Died(f"{_what(request['do'])} killed the judge's process ({code})") from None
         finally:
             stop.discard(self)  # from here on it is at work for others
         if answer["ok"]:
@@ -110,7 +110,7 @@ class Worker:
             raise Refused(Status(answer["status"]), answer["error"])
         raise JudgeError(answer["error"])
 
-    def _answer(self, timeout: float) -> tuple[dict[str, Any], list[bytes]]:
+    def _answer(self, do: str, timeout: float) -> tuple[dict[str, Any], list[bytes]]:
         """The next message, within `timeout` seconds of the process' own time.
 
         A process that waits for a processor spends none: a verdict must not depend on the load.
@@ -122,8 +122,8 @@ class Worker:
             self.kill()
             raise Refused(
                 Status.TIMEOUT,
-                f"running the kernel in interpret mode took longer than {timeout:.0f} s; use "
-                "larger blocks or fewer loop iterations",
+                f"{_what(do)} took longer than {timeout:.0f} s; use larger blocks or fewer loop "
+                "iterations",
             )
         return worker.receive(self._connection)
 
@@ -156,6 +156,15 @@ class Worker:
         self.kill()
         self._connection.close()
         self._log.close()
+
+
+def _what(do: str) -> str:
+    """The work of a request, as the subject of a sentence about a kernel."""
+    if do in ("check", "simulated", "full"):
+        return "running the kernel in interpret mode"
+    if do in ("inspect", "examine", "feeds"):
+        return "reading the traced programs"
+    return "replaying the schedule" if do == "price" else f"the judge's work ({do})"
 
 
 class Patience:

@@ -165,9 +165,9 @@ def test_odd_operands_become_unknown():
 
 @pytest.mark.parametrize("unit", ["/*", "*/", "{", "%s1_s1 = ", "/*a=*/", "0x0 : {", "(", "\n"])
 def test_long_garbage_takes_linear_time(unit):
-    start = time.perf_counter()
+    start = time.process_time()  # not what others take of the machine
     parse("  0x0   :  { %s1_s1 = smov " + unit * (400_000 // len(unit)))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @given(st.text(max_size=300))
