@@ -60,9 +60,8 @@ def main(only: str, out: Path) -> None:
         "dtypes together; they vary with the machine.",
         "",
         "Three counts differ for a reason: XLA counts the body of a loop once (megablox_gmm, 128 "
-        "groups), leaves out the products with the zeros of a dilated convolution "
-        "(conv_transpose3d, one in eight is left), and counts every elementwise operation "
-        "(rms_norm).",
+        "groups), leaves out the products with the padding at the edges of a convolution "
+        "(conv_transpose3d), and counts every elementwise operation (rms_norm).",
         "",
         f"jax {jax.__version__}",
         "",
