@@ -148,6 +148,8 @@ class Evaluator:
             fields = self._evaluate(run)
             if self.verify == "full":
                 fields = _verify_full(run, fields, watch)
+            if "conservation" not in self.without:
+                fields = verdict.judge_work(fields, run.workload, run.shown)
         except Failure as failure:
             fields = failure.fields
         except Exception as error:
