@@ -149,7 +149,10 @@ class Evaluator:
             if self.verify == "full":
                 fields = _verify_full(run, fields, watch)
             if "conservation" not in self.without:
-                fields = verdict.judge_work(fields, run.workload, run.shown)
+                counted = verdict.judge_work(fields, run.workload, run.shown)
+                if counted is not fields:
+                    run.flags.add("work_unshown")
+                fields = counted
         except Failure as failure:
             fields = failure.fields
         except Exception as error:
