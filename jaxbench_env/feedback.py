@@ -12,6 +12,7 @@ _FLAGS = {
     "shape_specialised": "the kernel works only at some sizes",
     "races_unchecked": "races were not checked",
     "uncertain": "the time is a bound",
+    "work_unshown": "the work at the published size was not shown",
 }
 _UNITS = {
     "mxu": "MXU",

@@ -148,6 +148,11 @@ class Evaluator:
             fields = self._evaluate(run)
             if self.verify == "full":
                 fields = _verify_full(run, fields, watch)
+            if "conservation" not in self.without:
+                counted = verdict.judge_work(fields, run.workload, run.shown)
+                if counted is not fields:
+                    run.flags.add("work_unshown")
+                fields = counted
         except Failure as failure:
             fields = failure.fields
         except Exception as error:

@@ -145,8 +145,10 @@ class EvalResult:
         flags: Facts that qualify the verdict: ``uncalibrated``, ``shape_specialised``,
             ``races_unchecked`` (a kernel with copies or signals of its own, not simulated as it
             runs at full size: it earns at most 1), ``uncertain`` (the candidate's time is a bound,
-            and earns at most 1), ``baseline_bound`` (XLA's time is at least the one given, and so
-            is the speedup).
+            and earns at most 1), ``work_unshown`` (scalar memory or data decide its work, so that
+            it could be less at the published size: it earns at most 1 until the numbers there are
+            compared), ``baseline_bound`` (XLA's time is at least the one given, and so is the
+            speedup).
         shown: What was shown of a verdict, by fence (`fences.FENCES`): ``"shown"``, or why it could
             not be, as a sentence. Fences that were not reached are not in it. Of the numbers at the
             published size (``verify="full"``) it says how much was compared: ``"all of the

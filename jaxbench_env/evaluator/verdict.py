@@ -10,6 +10,7 @@ from jaxbench_env.evaluator.result import Memory, NumericCheck, Stage, Status, T
 
 if TYPE_CHECKING:
     from jaxbench_env.evaluator.judge.pool import Refused
+    from workloads import Workload
 
 MIN_PALLAS_SHARE = 0.5
 # Bytes at the edges of tiles, and what the compiler keeps on the chip between programs.
@@ -328,6 +329,35 @@ def judge_time(
         "speedup": speedup,
         "message": message,
     }
+
+
+def judge_work(fields: dict[str, Any], workload: Workload, shown: dict[str, str]) -> dict[str, Any]:
+    """Caps the speedup of a correct candidate whose work at the published size is not shown.
+
+    A flag in scalar memory that is set at that size alone would switch the work off: the replay
+    follows it exactly, and the numbers were checked elsewhere.
+
+    Args:
+        fields: The fields of the result of a correct candidate.
+        workload: What it claims to compute. Where the inputs' values decide how much work is
+            needed, nothing can be shown, and nothing is capped.
+        shown: What was shown, by fence.
+
+    Returns:
+        The fields of the final result.
+    """
+    why = shown.get("conservation", "shown")
+    decided = workload.partly_read or workload.file is not None
+    compared = any(check.preset == "v6e" for check in fields["numerics"])
+    if why == "shown" or decided or compared:
+        return fields
+    speedup = min(1.0, fields["speedup"])
+    message = (
+        f"{fields['message']} It counts as at most 1: that the kernel does all its work at the "
+        f"published size could not be shown. {why} Let constants and grid indices decide what "
+        'runs, or have the numbers compared at that size (verify="full").'
+    )
+    return {**fields, "status": Status.SLOWER, "speedup": speedup, "message": message}
 
 
 def _first_line(text: str) -> str:

@@ -143,7 +143,10 @@ class _Reader:
         for argument, step in zip(arguments, self._steps, strict=False):
             # the step of a dynamic axis is not known
             self._values[argument] = step if bounds[step.ndim - 1] > 0 else None
-        words = words[dynamic:]
+        words = [
+            known if _only_read(argument) else None
+            for argument, known in zip(inputs, words[dynamic:], strict=True)
+        ]
         self._words = words[: kernel.scalars]
         for argument, known in zip(inputs, words, strict=True):
             if known is not None and known.shape == shape(argument.type):
@@ -362,6 +365,18 @@ class _Reader:
             return number, None, extent
         pairs = [scalars.aligned(s, o) for s, o in pairs]
         return number, tuple(s + o for s, o in pairs), extent
+
+
+def _only_read(memref) -> bool:
+    """Whether a kernel does nothing with scalar memory but read it: else its words may change."""
+    for use in memref.uses:
+        operation = use.owner.operation
+        if operation.name.startswith(VIEWS):
+            if not all(_only_read(result) for result in operation.results):
+                return False
+        elif operation.name != "memref.load":
+            return False
+    return True
 
 
 def _known_bounds(bounds: list[int], words: Sequence[np.ndarray | None]) -> list[int]:
