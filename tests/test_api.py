@@ -78,7 +78,7 @@ def test_predictions_stay_near_the_published_times():
     ]
     assert len(ratios) > 35
     assert all(0.4 < ratio < 1.6 for ratio in ratios)
-    assert sum(0.85 < ratio < 1.15 for ratio in ratios) > 0.8 * len(ratios)
+    assert sum(0.85 < ratio < 1.15 for ratio in ratios) > 0.7 * len(ratios)
 
 
 def test_a_damaged_cache_file_is_made_again(monkeypatch):

@@ -138,7 +138,7 @@ def test_a_simulated_run_that_was_cut_short_is_not_kept(attempts, directory, mon
     short = {"outcome": "failed", "reason": "the simulated run ended early", "cut_short": True}
     monkeypatch.setattr(evaluating.tracing.Trace, "race", lambda self: dict(short))
     verdict = Evaluator().evaluate(RMS_NORM, attempts["ok"], seed=1)
-    assert verdict.correct and "races_unchecked" in verdict.flags
+    assert verdict.correct and verdict.shown["memory"] == short["reason"]
     assert not files(directory)
 
 
