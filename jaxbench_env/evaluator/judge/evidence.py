@@ -345,12 +345,25 @@ def examine(
     share = min(map(workload.sure_share, workload.presets[FULL].args))
     fences = {
         "one_program": lambda: one_program(tpu, cpu),
-        "coverage": lambda: covered(valued, share),
+        "coverage": lambda: _coverage(workload, tpu, valued, share),
         "conservation": lambda: _judged_by_data(
             workload, conserved(valued, lambda p: workload.flops_useful(workload.sizes[p]))
         ),
     }
     return {fence: _found(find) for fence, find in fences.items()}
+
+
+def _coverage(
+    workload: Workload, tpu: Mapping[str, Program], valued: Mapping[str, Program], share: float
+) -> Finding:
+    """Coverage; what only the values of scalar operands leave out may be needed by nobody.
+
+    A grouped product writes no rows behind the last group.
+    """
+    whatever_the_values = covered(tpu, share)
+    if whatever_the_values.fault:
+        return whatever_the_values
+    return _judged_by_data(workload, covered(valued, share))
 
 
 def _found(find: Callable[[], Finding]) -> Finding:
