@@ -1,6 +1,7 @@
 """Shared fixtures: a cache directory of the test run's own, and kernel texts of every status."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -25,3 +26,7 @@ def attempts():
     """Kernel texts for rms_norm by the status that each must get."""
     folder = FIXTURES / "attempts"
     return {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}
+
+
+# A shell's background job ignores SIGINT and so would the children that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
