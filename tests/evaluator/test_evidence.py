@@ -11,6 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+import workloads
 from jaxbench_env.evaluator.judge import coverage, evidence, reach
 
 SMALL, LARGE = (spec(256, 256),) * 2, (spec(512, 512),) * 2
@@ -379,3 +380,14 @@ def test_products_with_fewer_bits_at_full_size_are_a_fault():
     checked = products(SMALL)[0]
     wider = evidence.one_program({"v6e": tpu["v6e"], "tiles": checked}, small[1])
     assert not wider.fault
+
+
+@pytest.mark.parametrize(("name", "fault"), [("megablox_gmm", False), ("gemm", True)])
+def test_what_only_values_leave_out_is_judged_by_data(monkeypatch, name, fault):
+    by_values, always = {"v6e": "valued"}, {"v6e": "plain"}
+    holes = {"valued": evidence.Finding("a hole"), "plain": evidence.Finding()}
+    monkeypatch.setattr(evidence, "covered", lambda programs, share: holes[programs["v6e"]])
+    found = evidence._coverage(workloads.get(name), always, by_values, 1.0)
+    assert bool(found.fault) == fault
+    holes["plain"] = evidence.Finding("a hole whatever the values")
+    assert evidence._coverage(workloads.get(name), always, by_values, 1.0).fault
