@@ -17,6 +17,19 @@ BLOCK_M = 1024
 BLOCK_N = 1024
 VMEM_LIMIT_BYTES = 100 * 2**20
 
+TUNABLES = {
+    "BLOCK_M": (256, 512, 1024, 2048),
+    "BLOCK_N": (256, 512, 1024, 2048),
+}
+
+
+def constraints(BLOCK_M, BLOCK_N):
+    """What must hold between the tunables at the published size."""
+    k, buffers, item = 8192, 2, 2
+    used = buffers * item * (BLOCK_M * k + k * BLOCK_N + BLOCK_M * BLOCK_N)
+    # The product is rounded from float32, which the compiler keeps a part of.
+    return {"blocks fit in VMEM": used + 4 * BLOCK_M * BLOCK_N <= VMEM_LIMIT_BYTES}
+
 
 def _block(size, preferred):
     # A block is whole or a multiple of 128: a multiple of the tile in either type and axis.
