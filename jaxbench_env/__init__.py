@@ -11,6 +11,7 @@ from jaxbench_env.evaluator.result import EvalResult, Stage, Status
 from jaxbench_env.extract import extract_source
 from jaxbench_env.feedback import feedback
 from jaxbench_env.outcome import outcome
+from jaxbench_env.recorded import RecordedEvaluator
 from jaxbench_env.registration import register_all, register_workload
 from jaxbench_env.spaces import SourceText
 
@@ -18,6 +19,7 @@ __all__ = [
     "EvalResult",
     "Evaluator",
     "KernelEnv",
+    "RecordedEvaluator",
     "SourceText",
     "Stage",
     "Status",

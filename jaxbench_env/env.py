@@ -17,6 +17,7 @@ from jaxbench_env.evaluator.result import EvalResult, Status
 from jaxbench_env.evaluator.service.client import SharedEvaluator
 from jaxbench_env.feedback import MAX_FEEDBACK, feedback
 from jaxbench_env.outcome import outcome
+from jaxbench_env.recorded import RecordedEvaluator
 from jaxbench_env.spaces import SourceText
 
 MAX_TASK = 60_000
@@ -94,6 +95,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         allow_library_kernels: bool = False,
         verify: str = "presets",
         cache: bool = True,
+        evaluator: Evaluator | RecordedEvaluator | None = None,
         examples: Sequence[str] = (),
         render_mode: str | None = None,
     ):
@@ -108,13 +110,15 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             verify: ``"full"`` compares the numbers of correct attempts at the published size, too
                 (see `Evaluator`).
             cache: Whether a verdict on the same text that is on disk already is given again.
+            evaluator: What evaluates the texts, instead of an evaluator of the last four arguments;
+                a `RecordedEvaluator` has verdicts from tables.
             examples: Texts that `action_space.sample()` draws from instead of random text.
             render_mode: ``"ansi"`` (`render` returns text), ``"human"`` (printed at every step).
 
         Raises:
             UnknownWorkload: For an unknown id.
-            ValueError: For an unknown reward, target, `verify` or render
-                mode, or `max_attempts` below 1.
+            ValueError: For an unknown reward, target, `verify` or render mode, `max_attempts` below
+                1, or an `evaluator` beside what it was to be made of.
         """
         if max_attempts < 1:
             raise ValueError(f"max_attempts is {max_attempts}; an episode has at least one attempt")
@@ -122,13 +126,22 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             modes = ", ".join(self.metadata["render_modes"])
             raise ValueError(f"unknown render_mode {render_mode!r}; it is one of {modes}")
         workloads.chip(target)
-        self.max_attempts, self.target, self.render_mode = max_attempts, target, render_mode
-        self.evaluator: Evaluator = SharedEvaluator(
-            target=target,
-            allow_library_kernels=allow_library_kernels,
-            verify=verify,
-            cache=cache,
-        )
+        made_of = (target, allow_library_kernels, verify, cache)
+        if evaluator is None:
+            evaluator = SharedEvaluator(
+                target=target,
+                allow_library_kernels=allow_library_kernels,
+                verify=verify,
+                cache=cache,
+            )
+        elif made_of != ("v6e", False, "presets", True):
+            raise ValueError(
+                "an evaluator is given, so target, allow_library_kernels, verify and cache are its "
+                "own; leave them out"
+            )
+        self.evaluator = evaluator
+        self.max_attempts, self.render_mode = max_attempts, render_mode
+        self.target = evaluator.target
         self._reward = rewards.get(reward)
         self._choose(workloads.get(workload) if isinstance(workload, str) else workload)
         self.last_result: EvalResult | None = None

@@ -14,6 +14,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 BLOCK_ROWS = 256
 
+TUNABLES = {"BLOCK_ROWS": (16, 32, 64, 128, 256, 512, 1024)}
+
+
+def constraints(BLOCK_ROWS):
+    """What must hold between the tunables at the published size."""
+    columns, buffers, item = 8192, 2, 2
+    used = 2 * buffers * item * BLOCK_ROWS * columns
+    # The default limit is 32 MiB, and a part of the rows is kept in float32.
+    return {"blocks fit in VMEM": used <= 16 * 2**20}
+
 
 def _block(size, preferred):
     # A block is whole or a multiple of 16, the rows of a bfloat16 tile.
