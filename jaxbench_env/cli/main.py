@@ -340,6 +340,51 @@ def trace(
 
 
 @main.command()
+@click.argument("workload", type=_WorkloadId())
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Kernel text with TUNABLES; by default the kernel of the baselines. Only files that you "
+    "trust: their constraints() is run.",
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Points to look at.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["random", "hill", "optuna", "grid"]),
+    default="hill",
+    show_default=True,
+    help="How to choose the next point; optuna is an extra package.",
+)
+@click.option("--seed", type=_SEED, default=0, show_default=True, help="Seed of the search.")
+@click.option("--violations", is_flag=True, help="Evaluate points that break the constraints, too.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Add every verdict to this file of JSON lines; the same command again goes on from it.",
+)
+@click.option("--write", is_flag=True, help="Put the best values into the file of --file.")
+@_target
+@_as_json
+def tune(workload: workloads.Workload, file: Path | None, write: bool, **options: Any) -> None:
+    """Search the tunables of WORKLOAD's kernel for the fastest.
+
+    Points with a verdict, in the file of --out or in the tables that ship, are not evaluated again.
+    The exit code is 1 if no kernel is right.
+    """
+    from jaxbench_env.cli.tune import run
+
+    if write and file is None:
+        raise click.UsageError("--write needs --file, the file to write the best values to")
+    sys.exit(0 if run(workload, file, write=write, **options) else EXIT_NOT_CORRECT)
+
+
+@main.command()
 @_as_json
 def demo(as_json: bool) -> None:
     """Step three attempts at mamba2_scan: an API mistake, a wrong kernel, a right one."""
