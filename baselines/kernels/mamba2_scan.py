@@ -32,6 +32,23 @@ GROUP = 2  # heads that share a product
 AHEAD = 2  # groups started before the oldest is finished
 ONES_ROWS = 16  # the smallest bfloat16 tile: a row of ones, the others zero
 
+TUNABLES = {
+    "HEADS": (16, 32),
+    "SPAN": (128, 256, 512, 1024),
+    "GROUP": (1, 2, 4),
+    "AHEAD": (0, 1, 2, 3),
+}
+
+
+def constraints(HEADS, SPAN, GROUP, AHEAD):
+    """What must hold between the tunables at the published size."""
+    dim, arrays, buffers, item = 64, 4, 2, 2
+    used = arrays * buffers * item * HEADS * dim * SPAN
+    return {
+        "blocks fit in the default limit of VMEM": used <= 24 * 2**20,
+        "no more groups are started than there are": AHEAD <= HEADS // GROUP,
+    }
+
 
 def _cumulative_sum(x):
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
