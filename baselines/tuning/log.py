@@ -47,17 +47,20 @@ class Log:
                 _log.warning("%s, line %d is no JSON and is left out", self.path, number)
         return rows
 
+    def current(self, workload: Workload, target: str) -> list[dict[str, Any]]:
+        """The lines of a workload that the evaluator and the compiler of today would make."""
+        wanted = _made(workload, target)
+        return [row for row in self.rows() if {name: row.get(name) for name in wanted} == wanted]
+
     def results(self, workload: Workload, target: str) -> dict[str, EvalResult]:
         """Verdicts on a workload by the kernel's hash: those that would be the same today.
 
         Verdicts that a busy machine may have caused are left out, so that they are made again.
         """
-        wanted = _made(workload, target)
         return {
             row["kernel"]: recorded.expand(row["result"], row)
-            for row in self.rows()
-            if {name: row.get(name) for name in wanted} == wanted
-            and row["result"]["status"] not in UNSETTLED
+            for row in self.current(workload, target)
+            if row["result"]["status"] not in UNSETTLED
         }
 
     def append(self, kernel: str, values: Mapping[str, Any], result: EvalResult) -> None:
@@ -87,7 +90,10 @@ class Log:
 
 
 def shipped(workload: Workload, target: str) -> dict[str, EvalResult]:
-    """Verdicts of the table that ships, if the compiler that is installed made it."""
+    """Verdicts of the table that ships, if the compiler that is installed made it.
+
+    As in a log, those that a busy machine may have caused are left out.
+    """
     try:
         table = recorded.read(records.path(workload.id))
     except recorded.RecordError:
@@ -95,7 +101,8 @@ def shipped(workload: Workload, target: str) -> dict[str, EvalResult]:
     wanted = _made(workload, target)
     if {name: table.header[name] for name in wanted} != wanted:
         return {}
-    return {kernel: table.result(kernel) for kernel in table.rows}
+    found = {kernel: table.result(kernel) for kernel in table.rows}
+    return {kernel: result for kernel, result in found.items() if result.status not in UNSETTLED}
 
 
 def _made(workload: Workload, target: str) -> dict[str, Any]:
