@@ -5,6 +5,7 @@ import pytest
 
 import workloads
 from baselines import kernels
+from baselines.templates import TemplateSpace
 from jaxbench_env.evaluator.audit import audit
 
 
@@ -41,3 +42,30 @@ def test_an_unknown_id_names_the_known_ones(name):
 def test_a_misspelt_id_suggests_the_nearest():
     with pytest.raises(kernels.NoKernel, match="no kernel for 'gem'; did you mean 'gemm'?"):
         kernels.source("gem")
+
+
+@pytest.mark.parametrize("name", kernels.ids())
+def test_a_kernel_is_a_search_space(name):
+    space = TemplateSpace(kernels.source(name))
+    assert 2 <= space.size <= 500 and len(space.names) <= 6
+    assert all(len(domain) > 1 for domain in space.domains)
+    assert space.violations(space.default) == []
+    valid = sum(1 for _ in space.actions(valid=True))
+    assert valid > 1, "the constraints leave nothing to search"
+
+
+@pytest.mark.parametrize("name", kernels.ids())
+def test_every_value_of_a_tunable_gives_a_text_that_passes_the_audit(name):
+    space = TemplateSpace(kernels.source(name))
+    for tunable, domain in zip(space.names, space.domains, strict=True):
+        for value in domain:
+            text = space.source(space.encode({tunable: value}))
+            assert audit(text) is None, f"{tunable} = {value!r}"
+            assert space.values(space.action(text))[tunable] == value
+
+
+@pytest.mark.parametrize("name", kernels.ids())
+def test_tunables_are_explained_and_constraints_are_declared(name):
+    tree = ast.parse(kernels.source(name))
+    functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+    assert ast.get_docstring(tree) and ast.get_docstring(functions["constraints"])
