@@ -16,6 +16,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -92,43 +93,44 @@ def shortcut(text: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def mark(workload_id: str) -> Row:
-    """What a row must have to be that of today's kernel, evaluator and compiler."""
+def mark(workload_id: str, text: str) -> Row:
+    """What a row must have to be that of a kernel text with today's evaluator and compiler."""
     return {
         "id": workload_id,
-        "kernel": canonical_hash(kernels.source(workload_id)),
+        "kernel": canonical_hash(text),
         "protocol": PROTOCOL,
         "workload_version": workloads.get(workload_id).version,
         "versions": installed_versions().as_dict(),
     }
 
 
-def stale(row: Row | None, workload_id: str) -> bool:
+def stale(row: Row | None, workload_id: str, text: str) -> bool:
     """Whether a row is missing or of another text, evaluator or compiler."""
-    return row is None or any(row.get(name) != value for name, value in mark(workload_id).items())
+    today = mark(workload_id, text)
+    return row is None or any(row.get(name) != value for name, value in today.items())
 
 
-def read() -> dict[str, Row]:
+def read(table: Path | None = None) -> dict[str, Row]:
     """The rows by id."""
     try:
-        lines = TABLE.read_text().splitlines()
+        lines = (table or TABLE).read_text().splitlines()
     except FileNotFoundError:
         return {}
     return {row["id"]: row for row in map(json.loads, lines)}
 
 
-def keep(row: Row) -> None:
+def keep(row: Row, table: Path | None = None, ids: Collection[str] = ()) -> None:
     """Puts a row into the table; rows without a kernel leave it."""
-    rows = {**read(), row["id"]: row}
-    ordered = [rows[w.id] for w in suite() if w.id in rows and w.id in kernels.ids()]
-    write(TABLE, "".join(json.dumps(row) + "\n" for row in ordered).encode())
+    rows = {**read(table), row["id"]: row}
+    ordered = [rows[w.id] for w in suite() if w.id in rows and w.id in (ids or kernels.ids())]
+    write(table or TABLE, "".join(json.dumps(row) + "\n" for row in ordered).encode())
 
 
-def described(workload: workloads.Workload, result: EvalResult) -> Row:
-    """The row of a verdict."""
-    text, times = kernels.source(workload.id), result.times
+def described(workload: workloads.Workload, text: str, result: EvalResult) -> Row:
+    """The row of a verdict on a text."""
+    times = result.times
     return {
-        **mark(workload.id),
+        **mark(workload.id, text),
         "status": result.status.value,
         "message": result.message,
         "flags": list(result.flags),
@@ -243,7 +245,8 @@ def _ms(value: float | None) -> str:
 
 def evaluated(name: str) -> Row:
     """Evaluates a kernel and keeps its row."""
-    row = described(workloads.get(name), evaluate(name, kernels.source(name)))
+    text = kernels.source(name)
+    row = described(workloads.get(name), text, evaluate(name, text))
     if row["status"] not in UNSETTLED:
         keep(row)
     return row
@@ -272,8 +275,9 @@ def main(only: str, full: bool, minutes: float | None, evaluates: bool, as_json:
     if unknown:
         raise click.UsageError(f"no kernel for {', '.join(unknown)}")
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-    chosen = [name for name in kernels.ids() if not wanted or name in wanted]
-    todo = [name for name in chosen if evaluates and stale(read().get(name), name)]
+    texts = {n: kernels.source(n) for n in kernels.ids() if not wanted or n in wanted}
+    rows = read()
+    todo = [n for n, text in texts.items() if evaluates and stale(rows.get(n), n, text)]
     with progress_bar(len(todo), "evaluating") as advance:
         for name in todo:
             if time.monotonic() > deadline:
@@ -282,8 +286,8 @@ def main(only: str, full: bool, minutes: float | None, evaluates: bool, as_json:
             advance(f", {name}: {row['status']}")
             (DOCS / "kernels.md").write_text(page(read()))
     rows = read()
-    todo = [n for n in chosen if full and not stale(rows.get(n), n) and rows[n]["full"] is None]
-    todo = [name for name in todo if rows[name]["speedup"]]
+    todo = [n for n, text in texts.items() if full and not stale(rows.get(n), n, text)]
+    todo = [name for name in todo if rows[name]["speedup"] and rows[name]["full"] is None]
     todo.sort(key=lambda name: full_seconds(workloads.get(name)))
     with progress_bar(len(todo), "comparing") as advance:
         for name in todo:

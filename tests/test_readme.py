@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import gymnasium
+
 from jaxbench_env import Status
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -27,6 +29,13 @@ def test_the_first_example_runs(capsys):
     exec(blocks("python")[0], {"my_model": my_model})
     assert len(answers) == 4 and "define `workload(...)`" in answers[-1]
     assert "# mamba2_scan" in capsys.readouterr().out
+
+
+def test_the_example_of_tuning_runs():
+    (example,) = (block for block in blocks("python") if "TemplateAction" in block)
+    scope = {"gym": gymnasium}
+    exec(example, scope)
+    assert scope["observation"] in scope["env"].observation_space and scope["reward"] > 0
 
 
 def test_every_status_is_explained():

@@ -6,22 +6,15 @@ evaluated like any other candidate. Nothing imports them.
 
 from __future__ import annotations
 
-import difflib
-from importlib import resources
+from baselines import texts
+from baselines.texts import NoKernel
 
-
-class NoKernel(KeyError):
-    """There is no kernel for that workload."""
-
-    def __str__(self) -> str:
-        """The message without the quotes that KeyError adds."""
-        return self.args[0]
+__all__ = ["NoKernel", "ids", "source"]
 
 
 def ids() -> tuple[str, ...]:
     """Ids of the workloads that have a kernel, in alphabetical order."""
-    names = (file.name for file in resources.files(__name__).iterdir())
-    return tuple(sorted(n.removesuffix(".py") for n in names if n.endswith(".py") and n[0] != "_"))
+    return texts.ids(__name__)
 
 
 def source(workload_id: str) -> str:
@@ -33,9 +26,4 @@ def source(workload_id: str) -> str:
     Raises:
         NoKernel: A `KeyError` that lists the ids that `ids` knows.
     """
-    known = ids()
-    if workload_id not in known:
-        near = difflib.get_close_matches(workload_id, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise NoKernel(f"no kernel for {workload_id!r}; {hint}known ids: {', '.join(known)}")
-    return resources.files(__name__).joinpath(f"{workload_id}.py").read_text("utf-8")
+    return texts.source(__name__, workload_id)

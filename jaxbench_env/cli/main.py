@@ -369,6 +369,7 @@ def trace(
     help="Add every verdict to this file of JSON lines; the same command again goes on from it.",
 )
 @click.option("--write", is_flag=True, help="Put the best values into the file of --file.")
+@click.option("--allow-library-kernels", is_flag=True, help="Permit imports of finished kernels.")
 @_target
 @_as_json
 def tune(workload: workloads.Workload, file: Path | None, write: bool, **options: Any) -> None:

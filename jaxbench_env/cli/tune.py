@@ -22,6 +22,7 @@ def run(
     out: Path | None,
     *,
     target: str,
+    allow_library_kernels: bool,
     write: bool,
     as_json: bool,
     **options: Any,
@@ -33,6 +34,7 @@ def run(
         file: The kernel's file; by default that of the baselines.
         out: File of JSON lines for the verdicts, or None.
         target: The chip.
+        allow_library_kernels: Whether the text may import finished kernels.
         write: Whether to put the best values into the file.
         as_json: Whether to print JSON.
         **options: As for `baselines.tuning.tune`.
@@ -54,9 +56,8 @@ def run(
         space = TemplateSpace(text)
         log = None if out is None else tuning.Log(out)
         known = tuning.shipped(workload, target)
-        search = tuning.tune(
-            workload, space, SharedEvaluator(target=target), log=log, known=known, **options
-        )
+        evaluator = SharedEvaluator(target=target, allow_library_kernels=allow_library_kernels)
+        search = tuning.tune(workload, space, evaluator, log=log, known=known, **options)
         points: list[Any] = []
         interrupted = False
         with progress_bar(min(options["budget"], space.size), workload.id) as advance:

@@ -23,7 +23,7 @@ from jaxbench_env.evaluator.judge import feeds
 from jaxbench_env.evaluator.timing import Kernel, hlo
 from jaxbench_env.evaluator.timing.feeds import pack
 
-LIBRARY = Path(__file__).parents[1] / "honest" / "library"
+LIBRARY = Path(__file__).parents[2] / "baselines" / "library_kernels"
 PAGED_SUM = Path(__file__).parents[1] / "fixtures" / "workloads" / "paged_sum.py"
 N = 16
 

@@ -23,7 +23,7 @@ ROWS = report_kernels.read()
 @pytest.mark.parametrize("name", kernels.ids())
 def test_the_table_has_a_row_of_todays_kernel(name):
     assert name in ROWS, AGAIN
-    wanted = report_kernels.mark(name)
+    wanted = report_kernels.mark(name, kernels.source(name))
     del wanted["versions"]  # those of the table, whichever are installed
     assert {key: ROWS[name][key] for key in wanted} == wanted, f"{name} has changed: {AGAIN}"
     assert ROWS[name]["shortcut"] == report_kernels.shortcut(kernels.source(name)), AGAIN
@@ -51,6 +51,7 @@ def table(tmp_path, monkeypatch):
     return tmp_path / "kernels.jsonl"
 
 
+TEXT = kernels.source("gemm")
 RIGHT = EvalResult(
     Status.OK,
     Stage.CORRECT,
@@ -60,18 +61,18 @@ RIGHT = EvalResult(
 
 
 def test_rows_become_stale_with_the_text_and_the_evaluator(table):
-    assert report_kernels.stale(report_kernels.read().get("gemm"), "gemm")
-    report_kernels.keep(report_kernels.described(workloads.get("gemm"), RIGHT))
+    assert report_kernels.stale(report_kernels.read().get("gemm"), "gemm", TEXT)
+    report_kernels.keep(report_kernels.described(workloads.get("gemm"), TEXT, RIGHT))
     row = report_kernels.read()["gemm"]
-    assert not report_kernels.stale(row, "gemm") and report_kernels.speedup(row) == 2.0
+    assert not report_kernels.stale(row, "gemm", TEXT) and report_kernels.speedup(row) == 2.0
     for name, value in (("kernel", "0"), ("protocol", 0), ("workload_version", 0)):
-        assert report_kernels.stale({**row, name: value}, "gemm")
+        assert report_kernels.stale({**row, name: value}, "gemm", TEXT)
     report_kernels.keep({**row, "id": "no_longer_there"})
     assert list(report_kernels.read()) == ["gemm"]
 
 
 def test_a_summary_counts_what_is_missing_as_1(table):
-    report_kernels.keep(report_kernels.described(workloads.get("gemm"), RIGHT))
+    report_kernels.keep(report_kernels.described(workloads.get("gemm"), TEXT, RIGHT))
     rows = report_kernels.read()
     facts = report_kernels.summary(rows)
     assert facts["geomean"] == pytest.approx(2 ** (1 / 50)) == facts["geomean_without_shortcuts"]
@@ -92,7 +93,7 @@ def test_the_comparison_at_the_published_size_decides_where_there_is_one():
     passed = dataclasses.replace(
         RIGHT, speedup=3.0, numerics=(check,), durations={"full": 7.0, "total": 9.0}
     )
-    row = report_kernels.described(workload, dataclasses.replace(RIGHT, speedup=1.0))
+    row = report_kernels.described(workload, TEXT, dataclasses.replace(RIGHT, speedup=1.0))
     row["full"] = report_kernels.whole(workload, passed, 9.0)
     assert row["full"]["passed"] and row["full"]["seconds"] == 7.0
     assert report_kernels.speedup(row) == 3.0

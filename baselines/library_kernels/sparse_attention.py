@@ -1,0 +1,31 @@
+"""The splash attention kernel that jax ships."""
+
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    BlockSizes,
+    CausalMask,
+    MultiHeadMask,
+    make_splash_mha_single_device,
+)
+
+BLOCK_Q = 1024
+BLOCK_KV = 1024
+BLOCK_KV_COMPUTE = 1024
+
+TUNABLES = {
+    "BLOCK_Q": (256, 512, 1024),
+    "BLOCK_KV": (256, 512, 1024),
+    "BLOCK_KV_COMPUTE": (256, 512, 1024),
+}
+
+
+def constraints(BLOCK_Q, BLOCK_KV, BLOCK_KV_COMPUTE):
+    """What must hold between the tunables at the published size."""
+    return {"a block of keys divides the one that is fetched": BLOCK_KV % BLOCK_KV_COMPUTE == 0}
+
+
+def workload(q, k, v):
+    """Attends over q (H, S, D) and k, v (G, S, D)."""
+    blocks = BlockSizes(block_q=BLOCK_Q, block_kv=BLOCK_KV, block_kv_compute=BLOCK_KV_COMPUTE)
+    heads, seq, _ = q.shape
+    mask = MultiHeadMask([CausalMask((seq, seq)) for _ in range(heads)])
+    return make_splash_mha_single_device(mask, block_sizes=blocks)(q, k, v)
