@@ -2,7 +2,7 @@
 
     python scripts/witness_rules.py [NAME ...] [--json]
 
-Writes docs/context_rules.json (verdicts by rule, with the versions they are of) and the table in
+Writes docs/context_rules.json (verdicts by version of jax and by rule) and the table in
 docs/context.md. Without names every rule is tried: some minutes. The exit code is 1 if a rule does
 not hold.
 """
@@ -27,20 +27,24 @@ START, END = "<!-- rules -->\n", "<!-- end of rules -->\n"
 
 
 def table(results: dict) -> str:
-    """The rules with what their witnesses showed, in Markdown."""
-    known, lines = results["rules"], []
+    """The rules with what their witnesses showed with every version that was tried, in Markdown."""
+    lines = []
     for topic in dict.fromkeys(rule.topic for rule in rules()):
-        lines += [f"\n### {topic}\n", "| rule | broken: verdict | twin |", "|---|---|---|"]
+        versions = ", ".join(results)
+        lines += [f"\n### {topic}\n", f"| rule | broken | {versions} |", "|---|---|---|"]
         for rule in (rule for rule in rules() if rule.topic == topic):
-            seen = known.get(rule.name)
-            fresh = seen and seen["sha256"] == rule.sha256
-            twin = seen["twin"].split(":")[0] if fresh else "not tried"
-            verdict = f"{rule.status.value}: {rule.message}"
-            if not (fresh and seen["ok"]):
-                verdict = "**does not hold**" if fresh else "not tried"
             many = f" ({len(rule.broken)} kernels)" if len(rule.broken) > 1 else ""
-            lines.append(f"| {rule.text} | {verdict}{many} | {twin} |")
+            verdict = f"{rule.status.value}: {rule.message}{many}"
+            shown = ", ".join(_shown(rule, results[version]["rules"]) for version in results)
+            lines.append(f"| {rule.text} | {verdict} | {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def _shown(rule: Rule, verdicts: dict) -> str:
+    seen = verdicts.get(rule.name)
+    if not seen or seen["sha256"] != rule.sha256:
+        return "not tried"
+    return "holds" if seen["ok"] else "**does not hold**"
 
 
 def main() -> int:
@@ -54,7 +58,7 @@ def main() -> int:
         if name not in known:
             parser.error(f"no rule {name!r}; docs/context.md lists them")
     chosen = [known[name] for name in options.names] or list(rules())
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rules": {}}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with (
         ThreadPoolExecutor(2) as threads,
         progress_bar(len(chosen), "witnesses", None) as advance,
@@ -66,9 +70,14 @@ def main() -> int:
             return verdict
 
         verdicts = list(threads.map(check, chosen))
-    results["rules"] |= {v.rule: dataclasses.asdict(v) for v in verdicts}
-    results["rules"] = {name: results["rules"][name] for name in known if name in results["rules"]}
-    results["versions"], results["protocol"] = installed_versions().as_dict(), PROTOCOL
+    versions = installed_versions()
+    kept = results.get(f"jax {versions.jax}", {}).get("rules", {})
+    kept |= {v.rule: dataclasses.asdict(v) for v in verdicts}
+    results[f"jax {versions.jax}"] = {
+        "libtpu": versions.libtpu,
+        "protocol": PROTOCOL,
+        "rules": {name: kept[name] for name in known if name in kept},
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if PAGE.exists():
         before, _, rest = PAGE.read_text().partition(START)

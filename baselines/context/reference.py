@@ -98,14 +98,15 @@ def _signature(value: Any) -> str:
     if not callable(value):
         return ""
     try:
-        signature = inspect.signature(value)
+        member = isinstance(value, enum.Enum)  # a memory space: calling it makes scratch of it
+        signature = inspect.signature(type(value).__call__ if member else value)
     except (TypeError, ValueError):
         return ""
     if isinstance(value, enum.EnumType):
         return "." + ", .".join(value.__members__)
     kept, starred = [], False
     for parameter in signature.parameters.values():
-        if parameter.name.startswith("_") or parameter.name in _PARAMETERS:
+        if parameter.name.startswith("_") or parameter.name in {"self", *_PARAMETERS}:
             continue
         text = parameter.name
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:

@@ -1,6 +1,6 @@
 """Rules for authors of kernels, each with its witness.
 
-A rule stands in ``rules/TOPIC.toml``: its text, and edits that break a kernel of ``witnesses/``.
+A rule stands in ``rulebook/TOPIC.toml``: its text, and edits that break a kernel of ``witnesses/``.
 The kernel must pass, and once broken must fail with the stated status and words, with the compiler
 that is installed: `Rule.check` tries it. What cannot be shown in this way is not a rule.
 
@@ -120,7 +120,8 @@ def rules() -> tuple[Rule, ...]:
         RuleError: If a file is not as it must be.
     """
     files = sorted(
-        (f for f in (_HERE / "rules").iterdir() if f.name.endswith(".toml")), key=lambda f: f.name
+        (f for f in (_HERE / "rulebook").iterdir() if f.name.endswith(".toml")),
+        key=lambda f: f.name,
     )
     found: dict[str, Rule] = {}
     for file in files:

@@ -38,6 +38,9 @@ _TITLES = {
     "examples": "## Kernels for other operators",
 }
 
+# Between the sections of a kind.
+_BREAKS = {"chip": "\n", "rules": "\n", "api": "\n", "examples": "\n\n"}
+
 TOPICS = {
     "products": {"dot_general", "conv_general_dilated", "ragged_dot_general"},
     "indices": {"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "top_k", "sort"},
@@ -68,8 +71,8 @@ class Section:
 
     @property
     def size(self) -> int:
-        """Bytes, with the line breaks around it."""
-        return len(self.text.encode()) + (2 if self.kind == "examples" else 1)
+        """Bytes, with the line breaks after it."""
+        return len(self.text.encode()) + len(_BREAKS[self.kind])
 
 
 def context_for(workload_id: str, budget_bytes: int = BUDGET, target: str = "v6e") -> str:
@@ -90,14 +93,15 @@ def context_for(workload_id: str, budget_bytes: int = BUDGET, target: str = "v6e
     return text_of(select(sections(workload_id, target), budget_bytes))
 
 
-def sections(workload_id: str, target: str = "v6e") -> tuple[Section, ...]:
-    """All that could be told about a workload, the most relevant first.
+def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ...]:
+    """All that could be told about a workload (or the one of that id), the most relevant first.
 
     Raises:
         UnknownWorkload: If there is no such workload.
         ValueError: For an unknown target.
     """
-    workload = workloads.get(os.fspath(workload_id))
+    if not isinstance(workload, Workload):
+        workload = workloads.get(os.fspath(workload))
     primitives = _primitives(workload)
     topics = {topic for topic, of in TOPICS.items() if primitives & of}
     found = [Section("chip", target, chips.describe(target), 10.0)]
@@ -179,9 +183,12 @@ def select(found: tuple[Section, ...], budget_bytes: int) -> tuple[Section, ...]
     """
     if budget_bytes < 0:
         raise ValueError(f"a budget is a number of bytes, at least 0, not {budget_bytes}")
-    chosen, used, kinds = [], 0, set()
+    # Kinds stand two line breaks apart and the text ends with one.
+    chosen, used, kinds = [], -1, set()
     for section in found:
-        title = 0 if section.kind in kinds else len(_TITLES[section.kind].encode()) + 2
+        title = 0
+        if section.kind not in kinds:
+            title = len(_TITLES[section.kind].encode()) + 3 - len(_BREAKS[section.kind])
         if used + section.size + title <= budget_bytes:
             chosen.append(section)
             used += section.size + title
@@ -195,7 +202,5 @@ def text_of(chosen: tuple[Section, ...]) -> str:
     for kind in KINDS:
         texts = [section.text for section in chosen if section.kind == kind]
         if texts:
-            parts.append(
-                _TITLES[kind] + "\n" + ("\n\n" if kind == "examples" else "\n").join(texts)
-            )
+            parts.append(f"{_TITLES[kind]}\n{_BREAKS[kind].join(texts)}")
     return "\n\n".join(parts) + "\n" if parts else ""
