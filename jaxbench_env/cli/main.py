@@ -179,6 +179,46 @@ def show(workload: workloads.Workload, target: str, as_json: bool) -> None:
         click.echo(workload.task_text(target))
 
 
+@main.command()
+@click.argument("workload", type=_WorkloadId())
+@click.option(
+    "--budget",
+    type=click.IntRange(min=0),
+    default=30_000,
+    show_default=True,
+    help="Bytes of the text, at most.",
+)
+@_target
+@_as_json
+def context(workload: workloads.Workload, budget: int, target: str, as_json: bool) -> None:
+    """Print what a policy is told beside the task of WORKLOAD: chip, rules, API and examples.
+
+    As much of it as fits the budget, by relevance for the workload; docs/context.md has the rules.
+    """
+    from baselines.context import sections, select, text_of
+
+    found = sections(workload, target)
+    chosen = select(found, budget)
+    text = text_of(chosen)
+    if not as_json:
+        click.echo(text, nl=False)
+        return
+    rows = [
+        {
+            "kind": section.kind,
+            "name": section.name,
+            "bytes": section.size,
+            "relevance": round(section.relevance, 3),
+            "used": section in chosen,
+        }
+        for section in found
+    ]
+    used = len(text.encode())
+    _print_json(
+        {"id": workload.id, "budget": budget, "bytes": used, "sections": rows, "text": text}
+    )
+
+
 @main.command("eval")
 @click.argument("workload", type=_WorkloadId())
 @click.argument("kernel", type=click.Path(path_type=Path))
