@@ -29,4 +29,4 @@ class BestOfN(ChainPolicy):
     def _sample(self, number: int) -> Chain:
         label = f"sample {number}"
         (answer,) = yield [prompts.write(self.episode, label, temperature=self.temperature)]
-        yield [prompts.candidate(answer.text, number, (label,))]
+        yield [prompts.candidate(answer.text, number, (label,), {})]

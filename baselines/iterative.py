@@ -44,7 +44,9 @@ class Iterative(ChainPolicy):
             request = prompts.write(self.episode, label, last, self.context_bytes, self.temperature)
             (answer,) = yield [request]
             parent = last.candidate if last else None
-            made = prompts.candidate(answer.text, sample, (label,), parent, chain=number, turn=turn)
+            made = prompts.candidate(
+                answer.text, sample, (label,), {"chain": number, "turn": turn}, parent
+            )
             (last,) = yield [made]
 
 

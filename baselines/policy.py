@@ -126,8 +126,8 @@ class Policy(abc.ABC):
     def ask(self, n: int) -> list[Candidate]:
         """Up to `n` candidates to evaluate next.
 
-        Fewer, or none, if others must be told first; then it is neither done nor stuck. None once
-        it is done. It may ask its proposer, and so take long.
+        Fewer, or none, if others must be told first, or if it turns out to be done. It may ask its
+        proposer, and so take long.
 
         Raises:
             ProposerError: If the proposer fails for good. Asking again is asking it again.

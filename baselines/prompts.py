@@ -102,11 +102,11 @@ def candidate(
     text: str,
     sample: int,
     calls: tuple[str, ...],
+    place: dict[str, int],
     parent: Candidate | None = None,
     plan: str = "",
-    **place: int,
 ) -> Candidate:
-    """The candidate in an answer."""
+    """The candidate in an answer; the other arguments are its fields, the parent itself."""
     return Candidate(
         source=extract_source(text),
         sample=sample,

@@ -115,7 +115,9 @@ def play(
         asked = policy.ask(n - len(out)) if len(out) < n else []
         assert len(asked) <= n - len(out), "it proposed more than it was asked for"
         out += asked
-        assert out, "it is not done, waits for no verdict, and proposes nothing"
+        if not out:
+            assert policy.done, "it is not done, waits for no verdict, and proposes nothing"
+            break
         chosen = out.pop(order.randrange(len(out)) if order else 0)
         told.append(Evaluated(chosen, judge(chosen.source)))
         policy.tell(told[-1:])

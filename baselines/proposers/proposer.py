@@ -124,7 +124,7 @@ def answer_all(proposer: Proposer, requests: Sequence[Request]) -> list[Answer]:
     """The answers to several requests, in their order, asked together where that helps.
 
     Raises:
-        ProposerError: If one cannot be had, when all others have been answered or have failed.
+        ProposerError: If one cannot be had. Those under way are waited for, and no more begun.
     """
     threads = min(proposer.concurrency, len(requests))
     if threads <= 1:
