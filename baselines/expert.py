@@ -20,6 +20,7 @@ class Expert(ChainPolicy):
     """
 
     name: ClassVar[str] = "expert"
+    needs_proposer: ClassVar[bool] = False
 
     library: bool = False
 

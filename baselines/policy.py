@@ -109,6 +109,7 @@ class Policy(abc.ABC):
     """A search for one workload's fastest kernel. Fields other than the episode are constants."""
 
     name: ClassVar[str] = ""  # by which the command line knows it
+    needs_proposer: ClassVar[bool] = True
 
     episode: Episode
 

@@ -38,6 +38,7 @@ class TemplateSearch(ChainPolicy):
     """
 
     name: ClassVar[str] = "template_search"
+    needs_proposer: ClassVar[bool] = False
 
     method: str = "hill"
     hot: float = 0.3
