@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import workloads
-from jaxbench_env.cli import shared
+from jaxbench_env.cli import rollouts, shared
 from jaxbench_env.evaluator.result import EvalResult, Status
 
 EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
@@ -74,6 +74,7 @@ def main() -> None:
 
 main.add_command(shared.cache)
 main.add_command(shared.service)
+main.add_command(rollouts.rollout)
 
 
 @main.command("list")

@@ -1,0 +1,5 @@
+"""Autocomp: beam search over plans and their implementations."""
+
+from baselines.autocomp.policy import Autocomp
+
+__all__ = ["Autocomp"]

@@ -1,0 +1,46 @@
+"""Kernels by people, as they stand in this package: one sample, and no search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from baselines import kernels
+from baselines.policy import Candidate, Chain, ChainPolicy
+
+
+@dataclass
+class Expert(ChainPolicy):
+    """The kernel in `baselines.kernels`, or the finished one that jax ships.
+
+    Attributes:
+        library: Whether to take the library's kernel, which exists for the eight workloads with a
+            published expert, and which the evaluator allows for this policy alone.
+    """
+
+    name: ClassVar[str] = "expert"
+    needs_proposer: ClassVar[bool] = False
+
+    library: bool = False
+
+    @property
+    def allow_library_kernels(self) -> bool:
+        """As in `Policy`."""
+        return self.library
+
+    def chains(self) -> Iterable[Chain]:
+        """One chain of one sample.
+
+        Raises:
+            KeyError: If there is no kernel for the workload.
+        """
+        workload = self.episode.workload.id
+        if self.library:
+            from baselines import library_kernels
+
+            return [self._once(library_kernels.source(workload))]
+        return [self._once(kernels.source(workload))]
+
+    def _once(self, source: str) -> Chain:
+        yield [Candidate(source, 0)]

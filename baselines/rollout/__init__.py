@@ -1,0 +1,1 @@
+"""Rollouts: policies run on workloads, and the records that they leave."""
