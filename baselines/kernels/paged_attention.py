@@ -23,66 +23,72 @@ from jax.experimental.pallas import tpu as pltpu
 GROUP_PAGES = 32  # pages that are multiplied at once
 CHUNK_PAGES = 4  # pages that are fetched, needed or not, where one of them is needed
 
-TUNABLES = {"GROUP_PAGES": (4, 8, 16, 32, 64)}
+BUFFERS = 4
+
+TUNABLES = {
+    "GROUP_PAGES": (8, 16, 32, 64),
+    "CHUNK_PAGES": (1, 2, 4, 8),
+    "BUFFERS": (2, 4),
+}
 
 
-def constraints(GROUP_PAGES):
+def constraints(GROUP_PAGES, CHUNK_PAGES, BUFFERS):
     """What must hold between the tunables at the published size."""
-    page_bytes, score_bytes, buffers = 2 * 16 * 8 * 128, 4 * 16 * 8 * 64, 2
-    used = GROUP_PAGES * (2 * buffers * page_bytes + 2 * score_bytes)
-    return {"pages and scores fit in VMEM": used <= 28 * 2**20}
+    page_bytes, score_bytes = 2 * 16 * 8 * 128, 4 * 16 * 8 * 64
+    used = GROUP_PAGES * (2 * BUFFERS * page_bytes + 2 * score_bytes)
+    return {
+        "pages and scores fit in VMEM": used <= 28 * 2**20,
+        "a chunk is a part of a group": CHUNK_PAGES <= GROUP_PAGES,
+    }
 
 
 def _kernel(
-    lengths_ref, firsts_ref, table_ref, _, query_ref, keys_hbm, values_hbm, out_ref,
-    keys_ref, values_ref, semaphores,
+    lengths_ref, groups_ref, firsts_ref, owners_ref, table_ref, _, query_ref, keys_hbm, values_hbm,
+    out_ref, keys_ref, values_ref, semaphores,
 ):  # fmt: skip
     sequence, sequences = pl.program_id(0), pl.num_programs(0)
     _, pages, rows, dim = keys_ref.shape
     heads, slots = query_ref.shape[1], CONFIG["page_size"]
     kv_heads = rows // slots
     length = lengths_ref[sequence]
-    groups = pl.cdiv(length, pages * slots)
+    chunk_pages = CHUNK_PAGES if pages % CHUNK_PAGES == 0 else 1
 
-    def slot_of(sequence, group):
-        """The groups alternate between two buffers."""
-        return lax.rem(firsts_ref[sequence] + group, 2)
-
-    def each_chunk(sequence, group, action):
-        """Calls action(slot, first page of the group's buffer) for each chunk that is in use."""
+    def each_chunk(number, action):
+        """Calls action(sequence, group, slot, page in it) for each chunk of a group in use."""
+        sequence = owners_ref[number]
+        group = number - firsts_ref[sequence]
         used = pl.cdiv(lengths_ref[sequence], slots) - group * pages
-        slot = slot_of(sequence, group)
 
         def body(chunk, carry):
-            action(slot, chunk * CHUNK_PAGES)
+            action(sequence, group, lax.rem(number, BUFFERS), chunk * chunk_pages)
             return carry
 
-        lax.fori_loop(0, jnp.minimum(pl.cdiv(used, CHUNK_PAGES), pages // CHUNK_PAGES), body, 0)
+        lax.fori_loop(0, jnp.minimum(pl.cdiv(used, chunk_pages), pages // chunk_pages), body, 0)
 
-    def fetch(sequence, group):
-        def action(slot, first):
-            for at in range(CHUNK_PAGES):
-                page = table_ref[sequence, group * pages + first + at]
-                for source, to in ((keys_hbm, keys_ref), (values_hbm, values_ref)):
-                    to = to.at[slot, first + at]
-                    pltpu.make_async_copy(source.at[page], to, semaphores.at[slot]).start()
-
-        each_chunk(sequence, group, action)
-
-    def wait(sequence, group):
-        def action(slot, first):
-            chunk = pl.ds(0, CHUNK_PAGES)  # which pages they are does not matter to a wait
+    def start_copies(sequence, group, slot, first):
+        for at in range(chunk_pages):
+            page = table_ref[sequence, group * pages + first + at]
             for source, to in ((keys_hbm, keys_ref), (values_hbm, values_ref)):
-                to = to.at[slot, pl.ds(first, CHUNK_PAGES)]
-                pltpu.make_async_copy(source.at[chunk], to, semaphores.at[slot]).wait()
+                to = to.at[slot, first + at]
+                pltpu.make_async_copy(source.at[page], to, semaphores.at[slot]).start()
 
-        each_chunk(sequence, group, action)
+    def wait_for_copies(sequence, group, slot, first):
+        chunk = pl.ds(0, chunk_pages)  # a wait counts bytes, of whichever pages
+        for source, to in ((keys_hbm, keys_ref), (values_hbm, values_ref)):
+            to = to.at[slot, pl.ds(first, chunk_pages)]
+            pltpu.make_async_copy(source.at[chunk], to, semaphores.at[slot]).wait()
+
+    def fetch(number):
+        @pl.when(number < firsts_ref[sequences])
+        def _():
+            each_chunk(number, start_copies)
 
     @pl.when(sequence == 0)
     def _():
         # What lies behind a sequence has the weight zero, and must not be infinite.
         values_ref[...] = jnp.zeros_like(values_ref)
-        fetch(0, 0)
+        for number in range(BUFFERS - 1):
+            fetch(number)
 
     column = lax.broadcasted_iota(jnp.int32, (heads, rows), 1)
     head = lax.broadcasted_iota(jnp.int32, (heads, rows), 0) // (heads // kv_heads)
@@ -93,15 +99,10 @@ def _kernel(
 
     def step(group, carry):
         largest, total, out = carry
-        more = group + 1 < groups
-        following = jnp.where(more, sequence, sequence + 1)
-
-        @pl.when(following < sequences)
-        def _():
-            fetch(following, jnp.where(more, group + 1, 0))
-
-        wait(sequence, group)
-        slot = slot_of(sequence, group)
+        number = firsts_ref[sequence] + group
+        fetch(number + BUFFERS - 1)
+        each_chunk(number, wait_for_copies)
+        slot = lax.rem(number, BUFFERS)
         scores = lax.dot_general(
             query,
             keys_ref[slot].reshape(pages * rows, dim),
@@ -128,7 +129,7 @@ def _kernel(
 
     zeros = jnp.zeros((heads, rows), jnp.float32), jnp.zeros((heads, dim), jnp.float32)
     start = (jnp.full((heads, 1), CONFIG["mask_fill"], jnp.float32), *zeros)
-    _, total, out = lax.fori_loop(0, groups, step, start)
+    _, total, out = lax.fori_loop(0, groups_ref[sequence], step, start)
     out_ref[0] = (out / jnp.sum(total, axis=1, keepdims=True)).astype(out_ref.dtype)
 
 
@@ -139,27 +140,34 @@ def workload(queries, k_pages, v_pages, kv_lens, page_indices, cu_q_lens):
     pages = max(n for n in range(1, GROUP_PAGES + 1) if page_indices.shape[1] % n == 0)
     rows = slots * kv_heads
     groups = -(-kv_lens // (pages * slots))
-    buffer = pltpu.VMEM((2, pages, rows, dim), k_pages.dtype)
+    # The groups of all sequences are numbered; a number's owner has that number or a lower first.
+    ends = jnp.cumsum(groups)
+    firsts = jnp.append(0, ends)
+    numbers = jnp.arange(sequences * (page_indices.shape[1] // pages))
+    owners = jnp.sum(numbers[:, None] >= ends, axis=1, dtype=jnp.int32)
+    buffer = pltpu.VMEM((BUFFERS, pages, rows, dim), k_pages.dtype)
     return pl.pallas_call(
         _kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=6,
             grid=(sequences,),
             in_specs=[
-                pl.BlockSpec((1, heads, dim), lambda s, lengths, firsts, table, q: (q[s], 0, 0)),
+                pl.BlockSpec((1, heads, dim), lambda s, *refs: (refs[5][s], 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=pl.BlockSpec((1, heads, dim), lambda s, *_: (s, 0, 0)),
-            scratch_shapes=[buffer, buffer, pltpu.SemaphoreType.DMA((2,))],
+            scratch_shapes=[buffer, buffer, pltpu.SemaphoreType.DMA((BUFFERS,))],
         ),
         out_shape=jax.ShapeDtypeStruct((sequences, heads, dim), queries.dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",)
+            dimension_semantics=("arbitrary",), disable_bounds_checks=True
         ),
     )(
         kv_lens,
-        jnp.cumsum(groups) - groups,
+        groups,
+        firsts,
+        owners,
         page_indices,
         cu_q_lens,
         queries,
