@@ -22,34 +22,29 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 GROUP_PAGES = 32  # pages that are multiplied at once
-CHUNK_PAGES = 4  # pages that are fetched, needed or not, where one of them is needed
 AHEAD = 1  # heads whose scores are started before the oldest is finished
 BUFFERS = 2
 VMEM_LIMIT_BYTES = 64 * 2**20
 
 TUNABLES = {
     "GROUP_PAGES": (8, 16, 32, 64),
-    "CHUNK_PAGES": (1, 2, 4, 8),
     "AHEAD": (0, 1, 2),
-    "BUFFERS": (2, 4),
+    "BUFFERS": (1, 2, 4),
 }
 
 
-def constraints(GROUP_PAGES, CHUNK_PAGES, AHEAD, BUFFERS):
+def constraints(GROUP_PAGES, AHEAD, BUFFERS):
     """What must hold between the tunables at the published size."""
     page, rows, dim, heads = 16, 512, 128, 8
-    group = BUFFERS * 2 * GROUP_PAGES * page * 2 * heads * dim
+    groups = (BUFFERS + 1) * 2 * GROUP_PAGES * page * 2 * heads * dim
     state = 2 * 5 * heads * rows * dim + 4 * 3 * heads * rows * dim
     scores = (AHEAD + 2) * 4 * rows * GROUP_PAGES * page
-    return {
-        "groups, state and scores fit in VMEM": group + state + scores <= VMEM_LIMIT_BYTES,
-        "a chunk is a part of a group": CHUNK_PAGES <= GROUP_PAGES,
-    }
+    return {"groups, state and scores fit in VMEM": groups + state + scores <= VMEM_LIMIT_BYTES}
 
 
 def _kernel(
     lengths_ref, groups_ref, firsts_ref, owners_ref, table_ref, _, query_ref, pages_hbm, out_ref,
-    pages_ref, scaled_ref, largest_ref, sum_ref, semaphores,
+    pages_ref, words_ref, scaled_ref, largest_ref, sum_ref, semaphores,
 ):  # fmt: skip
     sequence, sequences = pl.program_id(0), pl.num_programs(0)
     _, pages, slots, _, dim = pages_ref.shape
@@ -57,42 +52,25 @@ def _kernel(
     tokens, heads = query_ref.shape[:2]
     share, span = heads // kv_heads, pages * slots
     groups = groups_ref[sequence]
-    chunk_pages = CHUNK_PAGES if pages % CHUNK_PAGES == 0 else 1
 
-    def each_chunk(number, action):
-        """Calls action(sequence, group, slot, page in it) for each chunk of a group in use."""
-        sequence = owners_ref[number]
-        group = number - firsts_ref[sequence]
-        used = pl.cdiv(lengths_ref[sequence], slots) - group * pages
+    def fetch(number, slot, parts):
+        """Starts the copies of some of a group's pages, or of the last group's if there is none."""
+        number = jnp.minimum(number, firsts_ref[sequences] - 1)
+        owner = owners_ref[number]
+        first = (number - firsts_ref[owner]) * pages
+        for at in parts:
+            page = pages_hbm.at[table_ref[owner, first + at]]
+            pltpu.make_async_copy(page, pages_ref.at[slot, at], semaphores.at[slot]).start()
 
-        def body(chunk, carry):
-            action(sequence, group, lax.rem(number, BUFFERS), chunk * chunk_pages)
-            return carry
-
-        lax.fori_loop(0, jnp.minimum(pl.cdiv(used, chunk_pages), pages // chunk_pages), body, 0)
-
-    def start_copies(sequence, group, slot, first):
-        for at in range(chunk_pages):
-            page = table_ref[sequence, group * pages + first + at]
-            to = pages_ref.at[slot, first + at]
-            pltpu.make_async_copy(pages_hbm.at[page], to, semaphores.at[slot]).start()
-
-    def wait_for_copies(sequence, group, slot, first):
-        source = pages_hbm.at[pl.ds(0, chunk_pages)]  # a wait counts bytes, of whichever pages
-        to = pages_ref.at[slot, pl.ds(first, chunk_pages)]
-        pltpu.make_async_copy(source, to, semaphores.at[slot]).wait()
-
-    def fetch(number):
-        @pl.when(number < firsts_ref[sequences])
-        def _():
-            each_chunk(number, start_copies)
+    def wait(slot):
+        # A wait counts bytes, of whichever pages.
+        source = pages_hbm.at[pl.ds(0, pages)]
+        pltpu.make_async_copy(source, pages_ref.at[slot], semaphores.at[slot]).wait()
 
     @pl.when(sequence == 0)
     def _():
-        # What lies behind a sequence has the weight zero, and must not be infinite.
-        pages_ref[...] = jnp.zeros_like(pages_ref)
-        for number in range(BUFFERS - 1):
-            fetch(number)
+        for slot in range(BUFFERS):
+            fetch(slot, slot, range(pages))
 
     for head in range(kv_heads):
         query = query_ref[:, head * share : (head + 1) * share].astype(jnp.float32)
@@ -103,17 +81,17 @@ def _kernel(
 
     def step(group, carry, masked):
         number = firsts_ref[sequence] + group
-        fetch(number + BUFFERS - 1)
-        each_chunk(number, wait_for_copies)
-        words = pages_ref.at[lax.rem(number, BUFFERS)].bitcast(jnp.uint32)
-        words = words.reshape(span * kv_heads, dim)
+        slot = lax.rem(number, BUFFERS)
+        wait(slot)
+        both = pages_ref[slot].reshape(span * 2 * kv_heads, dim)
+        words_ref[...] = pltpu.bitcast(both, jnp.uint32)
 
         def start(head):
             """Takes the keys and values of a head apart and multiplies queries with keys."""
-            both = words[pl.ds(head, span, stride=kv_heads)]
+            words = words_ref[pl.ds(head, span, stride=kv_heads)]
             key, value = (
                 lax.bitcast_convert_type(half, jnp.float32).astype(scaled_ref.dtype)
-                for half in (both << 16, both & jnp.uint32(0xFFFF0000))
+                for half in (words << 16, words & jnp.uint32(0xFFFF0000))
             )
             scores = lax.dot_general(
                 scaled_ref[head],
@@ -133,10 +111,10 @@ def _kernel(
             before = largest_ref[head]
             largest = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
             faded = jnp.exp2(before - largest)
-            lanes = [slice(at, at + dim) for at in range(0, span, dim)]
-            weights = [jnp.exp2((scores[:, at] - largest).astype(value.dtype)) for at in lanes]
+            parts = [scores[:, at : at + dim] for at in range(0, span, dim)]
+            parts = [(part - largest[:, : part.shape[1]]).astype(value.dtype) for part in parts]
             added = jnp.dot(
-                jnp.concatenate(weights, axis=1), value, preferred_element_type=jnp.float32
+                jnp.exp2(jnp.concatenate(parts, axis=1)), value, preferred_element_type=jnp.float32
             )
             largest_ref[head] = largest
             faded = jnp.concatenate([faded, faded], axis=1)
@@ -147,6 +125,8 @@ def _kernel(
         started = []
         for head in range(kv_heads):
             started.append(start(head))
+            parts = range(head * pages // kv_heads, (head + 1) * pages // kv_heads)
+            fetch(number + BUFFERS, slot, parts)
             if len(started) > AHEAD:
                 finish(*started.pop(0))
         for entry in started:
@@ -163,6 +143,11 @@ def _kernel(
         result *= jnp.where(total > 0, 1 / total, 0.0)
         result = result.reshape(tokens, share, dim).astype(out_ref.dtype)
         out_ref[:, head * share : (head + 1) * share] = result
+
+    @pl.when(sequence == sequences - 1)
+    def _():
+        for slot in range(BUFFERS):
+            wait(slot)
 
 
 def workload(queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs):
@@ -191,6 +176,7 @@ def workload(queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs):
             out_specs=pl.BlockSpec((tokens, heads, dim), lambda s, *_: (s, 0, 0)),
             scratch_shapes=[
                 pltpu.VMEM((BUFFERS, pages, slots, both, dim), kv_pages.dtype),
+                pltpu.VMEM((pages * slots * kv_heads, dim), jnp.uint32),
                 pltpu.VMEM((kv_heads, rows, dim), queries.dtype),
                 pltpu.VMEM((kv_heads, rows, dim), jnp.float32),
                 pltpu.VMEM((kv_heads, rows, 2 * dim), jnp.float32),
