@@ -19,7 +19,8 @@ def test_a_kernel_defines_workload_with_the_arguments_of_its_workload(name):
     tree = ast.parse(kernels.source(name))
     functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
     arguments = functions["workload"].args.args
-    assert len(arguments) == len(workloads.get(name).presets["v6e"].args)
+    workload = workloads.get(name)
+    assert len(arguments) == len(workload.presets["v6e"].args) + len(workload.static_arguments)
 
 
 @pytest.mark.parametrize("name", kernels.ids())
