@@ -4,13 +4,13 @@ The normaliser sums absolute scores, so every score is needed: no recurrence. A 
 meets the keys before it in a loop and the keys of its own positions in tiles on the diagonal.
 The decay gamma^(i - j) is a factor of the column, gamma^(q0 - j), times one of the row,
 gamma^(i - q0), which waits until the rows are divided by their norm. The factor of a column
-exceeds one inside the block, up to (32/31)^BLOCK_Q or 2^47 at 1024 in the fastest head.
+exceeds one inside the block, up to (32/31)^BLOCK_Q or 2^94 at 2048 in the fastest head.
 
 Shortcut: key blocks whose decay is below e^-NEGLIGIBLE for all of a query block are not visited.
 As gamma is 1 - 2^(-5 - h), that is NEGLIGIBLE * 2^(5 + h) positions back in head h.
 
-VMEM at D = 256: two buffers each of keys and values, 8 MiB, and of queries and result, 2 MiB; the
-sums, 1.5 MiB, and the scores of the tiles under way, 4 MiB.
+VMEM at D = 256: two buffers each of keys and values, 8 MiB, and of queries and result, 4 MiB; the
+sums, 3 MiB, and the scores of the tiles under way, 4 MiB.
 """
 
 import functools
@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-BLOCK_Q = 1024
+BLOCK_Q = 2048
 BLOCK_K = 1024  # keys of one iteration before the diagonal
 TILE = 256  # rows that share a product, and what the diagonal is cut into
 AHEAD = 1  # tiles started before the oldest is finished
@@ -68,48 +68,55 @@ def _kernel(log_ref, query_ref, key_ref, value_ref, out_ref, sum_ref, norm_ref, 
         scores = dot(query_ref[rows], key_ref[at], (((1,), (1,)), ((), ())))
         return rows, at, scores
 
-    def finish(rows, at, scores, diagonal=False):
-        """Fades the scores, adds them up and multiplies them with the values."""
-        keys = scores.shape[1]
-        distance = first - at.start - lax.broadcasted_iota(jnp.int32, (1, keys), 1)
-        scores *= jnp.exp2(distance.astype(jnp.float32) * log_gamma)
-        if diagonal:
-            row = lax.broadcasted_iota(jnp.int32, (tile, tile), 0)
-            causal = lax.broadcasted_iota(jnp.int32, (tile, tile), 1) <= row
-            parts = [scores[:, lane : lane + tile] for lane in range(0, keys, tile)]
-            parts[-1] = jnp.where(causal, parts[-1], 0.0)
-            scores = jnp.concatenate(parts, axis=1)
-        size = jnp.abs(scores)
-        norm_ref[rows] += sum(size[:, lane : lane + 128] for lane in range(0, keys, 128))
-        weights = scores.astype(value_ref.dtype)
-        sum_ref[rows] += dot(weights, value_ref[at], (((1,), (0,)), ((), ())))
+    def fade(at, scores):
+        distance = first - at.start - lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
+        return scores * jnp.exp2(distance.astype(jnp.float32) * log_gamma)
 
-    def pipeline(tiles, **options):
+    def add_up(rows, at, scores):
+        """The sums of a tile of rows with these scores: times values, and absolute by lane."""
+        size = jnp.abs(scores)
+        size = sum(size[:, lane : lane + 128] for lane in range(0, scores.shape[1], 128))
+        products = dot(scores.astype(value_ref.dtype), value_ref[at], (((1,), (0,)), ((), ())))
+        return sum_ref[rows] + products, norm_ref[rows] + size
+
+    def finish(rows, at, scores):
+        """Fades the scores before the diagonal and adds them to the sums of their rows."""
+        sum_ref[rows], norm_ref[rows] = add_up(rows, at, fade(at, scores))
+
+    def finish_rows(rows, at, scores):
+        """Fades and masks the scores up to the diagonal; the result of their rows."""
+        scores = fade(at, scores)
+        parts = [scores[:, lane : lane + tile] for lane in range(0, scores.shape[1], tile)]
+        row = lax.broadcasted_iota(jnp.int32, (tile, tile), 0)
+        causal = lax.broadcasted_iota(jnp.int32, (tile, tile), 1) <= row
+        parts[-1] = jnp.where(causal, parts[-1], 0.0)
+        total, norm = add_up(rows, at, jnp.concatenate(parts, axis=1))
+        position = rows.start + lax.broadcasted_iota(jnp.int32, (tile, 1), 0)
+        faded = jnp.exp2(position.astype(jnp.float32) * log_gamma)
+        norm = faded * jnp.sum(norm, axis=1, keepdims=True)
+        scale = faded / jnp.maximum(norm, CONFIG["normaliser_floor"])
+        out_ref[rows] = (total * scale).astype(out_ref.dtype)
+
+    def pipeline(tiles, last):
         # By the order of the source, which the compiler's scheduler mostly keeps: the matrix
         # unit works on the next tile while this one is faded.
         started = []
         for entry in tiles:
             started.append(start(*entry))
             if len(started) > AHEAD:
-                finish(*started.pop(0), **options)
+                last(*started.pop(0))
         for entry in started:
-            finish(*entry, **options)
+            last(*entry)
 
     def before(index, carry):
         key_start = pl.multiple_of(index * block_k, block_k)
-        pipeline([(row, key_start, block_k) for row in range(0, block_q, tile)])
+        pipeline([(row, key_start, block_k) for row in range(0, block_q, tile)], finish)
         return carry
 
     negligible = first - (NEGLIGIBLE << (5 + head))
     lax.fori_loop(jnp.maximum(negligible, 0) // block_k, first // block_k, before, 0)
     own = pl.multiple_of(first, block_q)
-    pipeline([(row, own, row + tile) for row in range(0, block_q, tile)], diagonal=True)
-
-    position = lax.broadcasted_iota(jnp.int32, (block_q, 1), 0).astype(jnp.float32)
-    fade = jnp.exp2(position * log_gamma)
-    norm = fade * jnp.sum(norm_ref[...], axis=1, keepdims=True)
-    scale = fade / jnp.maximum(norm, CONFIG["normaliser_floor"])
-    out_ref[...] = (sum_ref[...] * scale).astype(out_ref.dtype)
+    pipeline([(row, own, row + tile) for row in range(0, block_q, tile)], finish_rows)
 
 
 def workload(query, key, value):
