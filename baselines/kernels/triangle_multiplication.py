@@ -75,7 +75,7 @@ def _for_pairs(act_ref, body):
 
 
 def _store(ref, p, values):
-    """Makes bfloat16 values (2 C, k) the p-th words of all channels in (k / 128, C x i / 2, 128)."""
+    """Values (2 C, k) become the p-th words of all channels in (k / 128, C x i / 2, 128)."""
     tiles, rows, lanes = ref.shape
     channels = values.shape[0] // 2
     words = pltpu.bitcast(values, jnp.uint32)
@@ -92,8 +92,6 @@ def _load(ref, p, channels):
 
 
 def _project(act_ref, mask_ref, weight_ref, left_ref, right_ref):
-    channels = act_ref.shape[2]
-
     def pair(p):
         products = _dot(weight_ref[...], _pair(act_ref, p), _ROWS_BY_ROWS).astype(jnp.bfloat16)
         mask = mask_ref[p].astype(jnp.float32)
