@@ -1,8 +1,8 @@
 """Matrix product with swish, bias and a group norm, all before the only store.
 
 The swish of a part of the columns is turned, so that its features lie in the sublanes: a group of
-64 features is eight vector registers high there, and its sums need no reduction across lanes. What is
-normalised is turned back in bfloat16.
+64 features is eight vector registers high there, and its sums need no reduction across lanes. What
+is normalised is turned back in bfloat16.
 
 VMEM at K = 4096: two buffers each of the panel of x (8 MiB), weights (4 MiB) and result (1 MiB),
 26 MiB, and float32 products.
