@@ -1,0 +1,184 @@
+"""Matrix product with bias, GELU and a softmax over whole rows.
+
+A panel of rows stays while the weights of all columns stream past it. Every part of the columns is
+exponentiated against its own maximum in each row and kept in VMEM as bfloat16. The final factor,
+exp(own maximum - the row's) / the row's sum, is applied a panel later: step j of a panel stores the
+columns j of the panel before it and puts its own in their place. So that runs under the products,
+and one more panel only stores.
+
+The hyperbolic tangent is taken in bfloat16, at half the cost: it is between -1 and 1, and its
+rounding is below that of the reference's logits.
+
+VMEM at K = N = 8192: two buffers each of the panel of x (16 MiB), weights (8 MiB) and result
+(1 MiB), 50 MiB; the exponentials, 16 MiB, and float32 products.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+BLOCK_M = 1024
+BLOCK_N = 512
+PART = 256  # columns that are finished while the next are multiplied
+VMEM_LIMIT_BYTES = 110 * 2**20
+
+TUNABLES = {
+    "BLOCK_M": (256, 512, 1024),
+    "BLOCK_N": (256, 512, 1024),
+    "PART": (128, 256, 512),
+}
+
+
+def constraints(BLOCK_M, BLOCK_N, PART):
+    """What must hold between the tunables at the published size."""
+    k, n, buffers, item = 8192, 8192, 2, 2
+    used = buffers * item * (BLOCK_M * k + k * BLOCK_N + BLOCK_M * BLOCK_N) + item * BLOCK_M * n
+    return {
+        "a block is cut into whole parts": BLOCK_N % PART == 0,
+        # Products and their exponentials wait in float32.
+        "panels and blocks fit in VMEM": used + 16 * BLOCK_M * BLOCK_N <= VMEM_LIMIT_BYTES,
+    }
+
+
+def _block(size, preferred):
+    # A block is whole or a multiple of 128: a multiple of the tile in either type and axis.
+    fitting = [block for block in range(128, preferred + 1, 128) if size % block == 0]
+    return max(fitting, default=size)
+
+
+def _panel(x_hbm, x_ref, arrived):
+    """Awaits panel i of x and starts to bring the next one, a share of its rows in each step.
+
+    A block of the grid would come whole while the last step works, and that is too short.
+    """
+    i, j = pl.program_id(0), pl.program_id(1)
+    panels, shares = x_hbm.shape[0], pl.num_programs(1)
+    share = x_hbm.shape[1] // shares
+
+    def copy(panel, n):
+        rows, slot = pl.ds(pl.multiple_of(n * share, share), share), lax.rem(panel, 2)
+        return pltpu.make_async_copy(x_hbm.at[panel, rows], x_ref.at[slot, rows], arrived.at[slot])
+
+    @pl.when((i == 0) & (j == 0))
+    def _():
+        pl.loop(0, shares)(lambda n: copy(0, n).start())
+
+    @pl.when((i < panels) & (j == 0))
+    def _():
+        pl.loop(0, shares)(lambda n: copy(i, n).wait())
+
+    @pl.when(i + 1 < panels)
+    def _():
+        copy(i + 1, j).start()
+
+    return x_ref.at[lax.rem(i, 2)]
+
+
+def _kernel(
+    x_hbm,
+    weight_ref,
+    bias_ref,
+    out_ref,
+    x_ref,
+    arrived,
+    panel_ref,
+    max_ref,
+    sum_ref,
+    factor_ref,
+    *,
+    part,
+):
+    i, j = pl.program_id(0), pl.program_id(1)
+    x_rows = _panel(x_hbm, x_ref, arrived)
+    columns = bias_ref.shape[1]
+    # What belongs to a part of the columns is in the lane of the part.
+    lane = lax.broadcasted_iota(jnp.int32, max_ref.shape, 1)
+
+    @pl.when(j == 0)
+    def _():
+        maximum = jnp.max(max_ref[...], axis=1, keepdims=True)
+        weight = jnp.exp(max_ref[...] - maximum)
+        total = jnp.sum(weight * sum_ref[...], axis=1, keepdims=True)
+        factor_ref[...] = weight * (1.0 / total)
+        max_ref[...] = jnp.full_like(max_ref, -jnp.inf)
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+    def product(start):
+        at = slice(start, start + part)
+        return jnp.dot(x_rows[...], weight_ref[:, at], preferred_element_type=jnp.float32)
+
+    def exponentials(start, z):
+        """Keeps the exponentials of a part, relative to its maximum in each row."""
+        at = slice(start, start + part)
+        z = z + bias_ref[:, at]
+        inner = z * (0.7978845608 + (0.7978845608 * 0.044715) * (z * z))
+        z = 0.5 * z * (1.0 + jnp.tanh(inner.astype(jnp.bfloat16)).astype(jnp.float32))
+        maximum = jnp.max(z, axis=1, keepdims=True)
+        z = jnp.exp(z - maximum)
+        panel_ref[j, :, at] = z.astype(panel_ref.dtype)
+        own = lane == (j * columns + start) // part
+        max_ref[...] = jnp.where(own, maximum, max_ref[...])
+        sum_ref[...] = jnp.where(own, jnp.sum(z, axis=1, keepdims=True), sum_ref[...])
+
+    def store(start):
+        """Stores a part of the panel before this one."""
+        at = slice(start, start + part)
+        own = lane == (j * columns + start) // part
+        factor = jnp.sum(jnp.where(own, factor_ref[...], 0.0), axis=1, keepdims=True)
+        out_ref[:, at] = (panel_ref[j, :, at].astype(jnp.float32) * factor).astype(out_ref.dtype)
+
+    @pl.when(i < x_hbm.shape[0])
+    def _():
+        # A software pipeline by the order of the source.
+        started = []
+        for start in range(0, columns, part):
+            started.append((start, product(start)))
+            store(start)
+            if len(started) > 1:
+                exponentials(*started.pop(0))
+        exponentials(*started.pop(0))
+
+    @pl.when(i == x_hbm.shape[0])
+    def _():
+        for start in range(0, columns, part):
+            store(start)
+
+
+def workload(x, weight, bias):
+    """Softmax over n of the GELU of x (M, K) times weight (K, N) plus bias (N,)."""
+    (m, k), n = x.shape, weight.shape[1]
+    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    panels, blocks = m // block_m, n // block_n
+
+    def column(i, j):
+        return jnp.where(i < panels, j, blocks - 1)
+
+    rows = pltpu.VMEM((block_m, 128), jnp.float32)
+    return pl.pallas_call(
+        functools.partial(_kernel, part=_block(block_n, PART)),
+        grid=(panels + 1, blocks),
+        in_specs=[
+            pl.BlockSpec(memory_space=pl.ANY),
+            pl.BlockSpec((k, block_n), lambda i, j: (0, column(i, j))),
+            pl.BlockSpec((1, block_n), lambda i, j: (0, column(i, j))),
+        ],
+        out_specs=pl.BlockSpec(
+            (block_m, block_n), lambda i, j: (jnp.maximum(i - 1, 0), jnp.where(i > 0, j, 0))
+        ),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        scratch_shapes=[
+            pltpu.VMEM((2, block_m, k), x.dtype),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.VMEM((blocks, block_m, block_n), x.dtype),
+            rows,
+            rows,
+            rows,
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
+        ),
+    )(x.reshape(panels, block_m, k), weight, bias.reshape(1, n))
