@@ -33,6 +33,9 @@ XLA's program, both compiled by libtpu {libtpu} for a v6e. "Ours" is the kernel 
 `baselines/kernels/` with the compiler of the predictions ([kernels.md](kernels.md)). The experts as
 they were published, predicted with the compiler of the measurements: [timing.md](timing.md).
 
+Predicted speedups are ratios of the times; what an agent would earn can be less (flags
+`races_unchecked`, `uncertain`). A time that is a bound is one from above.
+
 Such a text is evaluated only with `allow_library_kernels=True`. `tokamax` is left out: the process
 that runs kernel texts has jax and its dependencies, and nothing else that could be imported.
 
@@ -52,13 +55,14 @@ def page(rows: dict[str, Row], ours: dict[str, Row]) -> str:
         row, known = rows.get(name, {}), published(name)
         mine = report_kernels.speedup(ours[name]) if name in ours else 0.0
         measured = known.baseline_ms / known.expert_ms
-        gain = row.get("speedup") or 0.0
+        gain = row["xla_ms"] / row["ms"] if row.get("ms") else 0.0
         for key, value in zip(gains, (measured, gain, mine), strict=True):
             gains[key].append(value)
         blocks = ", ".join(f"{key} {value}" for key, value in row.get("values", {}).items())
         cells = [name, _ms(known.baseline_ms), _ms(known.expert_ms), f"{measured:.2f}"]
         cells[3] += "*" if known.note else ""
         cells += [_ms(row.get("xla_ms")), _ms(row.get("ms")), f"{gain:.2f}" if gain else ""]
+        cells[6] = "at least " * ("uncertain" in row.get("flags", [])) + cells[6]
         cells.append(f"{mine:.2f}" if mine else "")
         cells.append(", ".join([row.get("status", "not evaluated"), *row.get("flags", [])]))
         lines.append(f"| {' | '.join([*cells, blocks])} |")

@@ -32,7 +32,6 @@ from jaxbench_env.evaluator.build import installed_versions
 from jaxbench_env.evaluator.cache import UNSETTLED
 from jaxbench_env.evaluator.estimate import full_seconds, full_share
 from jaxbench_env.evaluator.evaluator import PROTOCOL
-from jaxbench_env.evaluator.store import write
 from jaxbench_env.progress import progress_bar
 from workloads.data import published
 
@@ -123,7 +122,9 @@ def keep(row: Row, table: Path | None = None, ids: Collection[str] = ()) -> None
     """Puts a row into the table; rows without a kernel leave it."""
     rows = {**read(table), row["id"]: row}
     ordered = [rows[w.id] for w in suite() if w.id in rows and w.id in (ids or kernels.ids())]
-    write(table or TABLE, "".join(json.dumps(row) + "\n" for row in ordered).encode())
+    whole = (table or TABLE).with_suffix(".tmp")
+    whole.write_text("".join(json.dumps(row) + "\n" for row in ordered))
+    whole.replace(table or TABLE)  # a kill leaves the old table or the new one
 
 
 def described(workload: workloads.Workload, text: str, result: EvalResult) -> Row:
