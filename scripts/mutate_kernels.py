@@ -120,7 +120,7 @@ def record(mutant: Mutant) -> dict[str, Any]:
         "value": mutant.value,
         "kernel": mutant.kernel.name,
         "category": mutant.operator["category"],
-        "held_out": mutant.operator.get("held_out", False),
+        "batch": mutant.operator.get("batch", 1),
         "sha256": hashlib.sha256(mutant.text.encode()).hexdigest()[:16],
         "correct": result.correct,
         "status": result.status.value,
@@ -135,6 +135,7 @@ def main() -> int:
     """Makes and evaluates mutants; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", help="operators to run; all by default")
+    parser.add_argument("--batch", type=int, help="only operators of this batch")
     parser.add_argument("--json", action="store_true", help="print the records as JSON lines")
     options = parser.parse_args()
     operators = tomllib.loads(OPERATORS.read_text())["operator"]
@@ -144,6 +145,8 @@ def main() -> int:
             parser.error(f"no operator {name!r}; {OPERATORS.name} has {', '.join(sorted(known))}")
     among = corpus()
     chosen = [o for o in operators if not options.names or o["name"] in options.names]
+    chosen = [o for o in chosen if options.batch in (None, o.get("batch", 1))]
+    names = {operator["name"] for operator in chosen}
     made = [mutant for operator in chosen for mutant in mutants(operator, among)]
     with ThreadPoolExecutor(2) as threads, progress_bar(len(made), "mutants") as advance:
 
@@ -154,8 +157,8 @@ def main() -> int:
 
         records = list(threads.map(evaluate, made))
     failed = [{k: v for k, v in r.items() if k != "correct"} for r in records if not r["correct"]]
-    kept = RESULTS.read_text().splitlines() if RESULTS.exists() and options.names else []
-    others = [r for r in map(json.loads, kept) if r["operator"] not in options.names]
+    kept = RESULTS.read_text().splitlines() if RESULTS.exists() and names < known else []
+    others = [r for r in map(json.loads, kept) if r["operator"] in known - names]
     order = {operator["name"]: i for i, operator in enumerate(operators)}
     written = sorted(others + failed, key=lambda r: order.get(r["operator"], -1))
     RESULTS.parent.mkdir(exist_ok=True)
