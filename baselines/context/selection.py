@@ -48,7 +48,6 @@ TOPICS = {
 }
 """Topic -> primitives of a reference that make it matter."""
 
-_KERNEL_TOPICS = {"product": "products", "take": "indices", "sums": "scans", "scale": ""}
 # What is in every jaxpr says nothing about likeness.
 _COMMON = frozenset("add sub mul div convert_element_type broadcast_in_dim reshape jit".split())
 
@@ -106,7 +105,7 @@ def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ..
     topics = {topic for topic, of in TOPICS.items() if primitives & of}
     found = [Section("chip", target, chips.describe(target), 10.0)]
     found += [
-        Section("rules", rule.name, f"- {rule.text}", 5 + _weight(_topic(rule.kernel), topics))
+        Section("rules", rule.name, f"- {rule.text}", 5 + _weight(rule.about, topics))
         for rule in rules()
     ]
     found += [
@@ -115,10 +114,6 @@ def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ..
     ]
     found += _examples(workload, primitives)
     return tuple(sorted(found, key=lambda section: -section.relevance))
-
-
-def _topic(kernel: str) -> str:
-    return "copies" if "copies" in kernel else _KERNEL_TOPICS.get(kernel, "")
 
 
 def _weight(topic: str, topics: set[str]) -> float:
