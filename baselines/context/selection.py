@@ -118,6 +118,8 @@ def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ..
 
 def _weight(topic: str, topics: set[str]) -> float:
     """What a topic adds to relevance: some if it is the workload's, less if it is another's."""
+    if topic == "copies":  # any kernel may make some, and most do not
+        return -1.0
     if not topic:
         return 0.0
     return 0.5 if topic in topics else -2.0
@@ -136,7 +138,7 @@ def _examples(workload: Workload, primitives: frozenset[str]) -> list[Section]:
         found.append(Section("examples", other.id, text, likeness))
     found.sort(key=lambda section: -section.relevance)
     # The first two stand before what few kernels need, the others after everything else.
-    lifts = (4.0, 3.0)
+    lifts = (4.0, 2.0)
     return [
         Section(s.kind, s.name, s.text, s.relevance + (lifts[i] if i < len(lifts) else 0.0))
         for i, s in enumerate(found)
