@@ -10,7 +10,8 @@ kernel needs comes before what few need.
 
 No example is of the workload's own family (`Workload.family`: attention, matmul, moe, norm, loss,
 scan, conv, pair): fused sequences that begin with a matrix product are of the family matmul, as
-gemm is, so that none of them shows the solution of another.
+gemm is, so that none of them shows the solution of another. For the same reason none is of a
+workload whose reference has the very same primitives (ragged_dot and gemm).
 """
 
 from __future__ import annotations
@@ -126,14 +127,16 @@ def _weight(topic: str, topics: set[str]) -> float:
 
 
 def _examples(workload: Workload, primitives: frozenset[str]) -> list[Section]:
-    """Kernels of other families; the most similar one before rules and names that few need."""
+    """Kernels of other families; the two most similar ones are lifted above what few need."""
     found = []
     for name in kernels.ids():
         other = workloads.get(name)
         if other.family == workload.family:
             continue
         theirs = _primitives(other)
-        likeness = len(primitives & theirs) / len(primitives | theirs) if theirs else 0.0
+        if theirs == primitives:
+            continue
+        likeness = len(primitives & theirs) / len(primitives | theirs)
         text = f"### {other.id}: {other.summary}\n```python\n{_shortened(kernels.source(name))}```"
         found.append(Section("examples", other.id, text, likeness))
     found.sort(key=lambda section: -section.relevance)
