@@ -63,7 +63,7 @@ _INCORRECT = (
 _TILES = (
     r"block shapes? (?:are|is)|rank 1 block shapes|divisible by (?:8|the tile|128)|"
     r"UnprovenMemoryAccess|statically prove|aligned to tiles|multiple of (?:8|128|the til)|"
-    r"strides? to be confined|last dim size|unaligned|[Mm]isaligned|"
+    r"strides? to be confined|last dim size|[Ss]trided (?:load|store)|unaligned|[Mm]isaligned|"
     r"not a multiple|tile (?:size|dimension)|tiling"
 )
 _TRACED = (
@@ -73,7 +73,7 @@ _TRACED = (
 )
 # Words of Pallas, and of Python about calls: what was called does not exist or takes other things.
 _CALLED = (
-    r"(?:module|object|type) '?[\w.]*'? ?(?:object )?has no attribute|unexpected keyword argument|"
+    r"has no attribute|object is not callable|unexpected keyword argument|"
     r"positional argument|required keyword|captures? constants|must not capture|"
     r"should return None|out_shape|in_specs|out_specs|[Bb]lock[ _]shape|[Ii]ndex[ _]map|[Gg]rid|"
     r"for `(?:swap|get|addupdate)`|longer than `shape`|DMA|[Ss]emaphore|input_output_aliases|"

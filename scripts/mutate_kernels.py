@@ -5,7 +5,8 @@
 The operators stand in mutations.toml, and each says beforehand what category its mutants are of.
 The kernels are the witnesses of the rules, kernels of the baselines, and those of tests. Mutants
 that pass anyway are dropped. Writes tests/data/mutants.jsonl, one record a line, which the tests
-of `jaxbench_env.taxonomy` hold the classifier against. Without operators all are run: about 15
+of `jaxbench_env.taxonomy` hold the classifier against, and the tables of docs/taxonomy.md; with
+--tables only those. Without operators all are run: about 15
 minutes on two cores.
 """
 
@@ -26,12 +27,15 @@ from typing import Any
 import workloads
 from baselines import context, kernels
 from baselines.context.rules import witness
-from jaxbench_env import Evaluator
+from jaxbench_env import EvalResult, Evaluator
 from jaxbench_env.progress import progress_bar
+from jaxbench_env.taxonomy import classify
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = Path(__file__).with_name("mutations.toml")
 RESULTS = ROOT / "tests" / "data" / "mutants.jsonl"
+PAGE = ROOT / "docs" / "taxonomy.md"
+START, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 WITNESSES = Path(context.__file__).parent / "witnesses"
 FIXTURES = ROOT / "tests" / "fixtures" / "workloads"
 HONEST = ROOT / "tests" / "honest" / "kernels"
@@ -120,7 +124,7 @@ def record(mutant: Mutant) -> dict[str, Any]:
         "value": mutant.value,
         "kernel": mutant.kernel.name,
         "category": mutant.operator["category"],
-        "held_out": mutant.operator.get("held_out", False),
+        "batch": mutant.operator.get("batch", 1),
         "sha256": hashlib.sha256(mutant.text.encode()).hexdigest()[:16],
         "correct": result.correct,
         "status": result.status.value,
@@ -131,12 +135,45 @@ def record(mutant: Mutant) -> dict[str, Any]:
     }
 
 
+def tables(records: list[dict[str, Any]]) -> str:
+    """What the classifier says of the mutants, in Markdown."""
+    fields = ("status", "failed_in", "message", "details")
+    said = [classify(EvalResult.from_dict({k: r[k] for k in fields})).value for r in records]
+    pairs = list(zip(records, said, strict=True))
+    lines = ["| batch | operators | messages | right |", "|---|---|---|---|"]
+    for batch in sorted({r["batch"] for r in records}):
+        of = [(r, s) for r, s in pairs if r["batch"] == batch]
+        right = sum(r["category"] == s for r, s in of) / len(of)
+        operators = len({r["operator"] for r, _ in of})
+        lines.append(f"| {batch} | {operators} | {len(of)} | {right:.1%} |")
+    meant = list(dict.fromkeys(r["category"] for r in records))
+    columns = [*meant, *sorted({*said} - {*meant})]
+    lines += ["", f"| meant | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for category in meant:
+        counts = Counter(s for r, s in pairs if r["category"] == category)
+        cells = " | ".join(str(counts[column] or "") for column in columns)
+        lines.append(f"| {category} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_tables() -> None:
+    """Writes the tables of the kept records into their page."""
+    records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    before, _, rest = PAGE.read_text().partition(START)
+    PAGE.write_text(before + START + tables(records) + END + rest.partition(END)[2])
+
+
 def main() -> int:
     """Makes and evaluates mutants; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", help="operators to run; all by default")
+    parser.add_argument("--batch", type=int, help="only operators of this batch")
+    parser.add_argument("--tables", action="store_true", help="only write the tables anew")
     parser.add_argument("--json", action="store_true", help="print the records as JSON lines")
     options = parser.parse_args()
+    if options.tables:
+        write_tables()
+        return 0
     operators = tomllib.loads(OPERATORS.read_text())["operator"]
     known = {operator["name"] for operator in operators}
     for name in options.names:
@@ -144,6 +181,8 @@ def main() -> int:
             parser.error(f"no operator {name!r}; {OPERATORS.name} has {', '.join(sorted(known))}")
     among = corpus()
     chosen = [o for o in operators if not options.names or o["name"] in options.names]
+    chosen = [o for o in chosen if options.batch in (None, o.get("batch", 1))]
+    names = {operator["name"] for operator in chosen}
     made = [mutant for operator in chosen for mutant in mutants(operator, among)]
     with ThreadPoolExecutor(2) as threads, progress_bar(len(made), "mutants") as advance:
 
@@ -154,12 +193,13 @@ def main() -> int:
 
         records = list(threads.map(evaluate, made))
     failed = [{k: v for k, v in r.items() if k != "correct"} for r in records if not r["correct"]]
-    kept = RESULTS.read_text().splitlines() if RESULTS.exists() and options.names else []
-    others = [r for r in map(json.loads, kept) if r["operator"] not in options.names]
+    kept = RESULTS.read_text().splitlines() if RESULTS.exists() and names < known else []
+    others = [r for r in map(json.loads, kept) if r["operator"] in known - names]
     order = {operator["name"]: i for i, operator in enumerate(operators)}
     written = sorted(others + failed, key=lambda r: order.get(r["operator"], -1))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("".join(json.dumps(r) + "\n" for r in written))
+    write_tables()
     if options.json:
         print("\n".join(json.dumps(r) for r in failed))
         return 0

@@ -19,12 +19,13 @@ def describe(target: str = "v6e") -> str:
     """
     from jax.experimental.pallas import tpu as pltpu
 
+    described = chip(target).describe()
     info = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(target), CORES[target])
     rows, lanes = info.num_sublanes, info.num_lanes
     flops, bandwidth = info.bf16_ops_per_second, info.mem_bw_bytes_per_second
     return "\n".join(
         [
-            f"- {chip(target).describe()}",
+            f"- {described}",
             f"- A vector register holds {rows} rows (sublanes) of {lanes} lanes of 32 bits; "
             f"bfloat16 arrays are packed two rows to one, in tiles of {2 * rows} x {lanes}, 8-bit "
             f"ones in tiles of {4 * rows} x {lanes}. The last dimension lies in the lanes: one of "

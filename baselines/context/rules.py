@@ -11,6 +11,8 @@ Fields of a rule in the files:
   is named by the first word.
 - ``good`` (optional) and ``bad``: lists of [old, new]; the first make the twin of the witness, the
   others break the twin. An edit applies wherever its old text stands.
+- ``about`` (optional): the topic of `selection.TOPICS` that it belongs to; otherwise that of the
+  witness.
 - ``values`` (optional): one broken kernel each, with the value in place of ``VALUE``.
 - ``status`` and ``message``: the verdict on every broken kernel, and words that stand in its
   message or details.
@@ -29,6 +31,7 @@ from typing import Any
 import workloads
 from jaxbench_env import EvalResult, Evaluator, Status
 
+_ABOUT = {"product": "products", "take": "indices", "sums": "scans", "scale_copies": "copies"}
 _HERE = resources.files(__package__)
 
 
@@ -64,6 +67,8 @@ class Rule:
         topic: The file that it stands in.
         text: The rule, for authors of kernels.
         kernel: Name of the witness.
+        about: What it is about: a topic of `selection.TOPICS`, ``"copies"``, or empty for rules
+            that concern every kernel.
         twin: A kernel text that keeps the rule.
         broken: Kernel texts that break it.
         status: Their status.
@@ -74,6 +79,7 @@ class Rule:
     topic: str
     text: str
     kernel: str
+    about: str
     twin: str
     broken: tuple[str, ...]
     status: Status
@@ -144,6 +150,7 @@ def _rule(topic: str, fields: dict[str, Any]) -> Rule:
         topic=topic,
         text=fields["text"].replace("{values}", ", ".join(f"`{value}`" for value in values)),
         kernel=kernel,
+        about=fields.get("about", _ABOUT.get(kernel, "")),
         twin=twin,
         broken=tuple(_edited(name, twin, each) for each in edits or [fields["bad"]]),
         status=Status(fields["status"]),

@@ -10,7 +10,8 @@ kernel needs comes before what few need.
 
 No example is of the workload's own family (`Workload.family`: attention, matmul, moe, norm, loss,
 scan, conv, pair): fused sequences that begin with a matrix product are of the family matmul, as
-gemm is, so that none of them shows the solution of another.
+gemm is, so that none of them shows the solution of another. For the same reason none is of a
+workload whose reference has the very same primitives (ragged_dot and gemm).
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ TOPICS = {
 }
 """Topic -> primitives of a reference that make it matter."""
 
-_KERNEL_TOPICS = {"product": "products", "take": "indices", "sums": "scans", "scale": ""}
 # What is in every jaxpr says nothing about likeness.
 _COMMON = frozenset("add sub mul div convert_element_type broadcast_in_dim reshape jit".split())
 
@@ -106,7 +106,7 @@ def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ..
     topics = {topic for topic, of in TOPICS.items() if primitives & of}
     found = [Section("chip", target, chips.describe(target), 10.0)]
     found += [
-        Section("rules", rule.name, f"- {rule.text}", 5 + _weight(_topic(rule.kernel), topics))
+        Section("rules", rule.name, f"- {rule.text}", 5 + _weight(rule.about, topics))
         for rule in rules()
     ]
     found += [
@@ -117,31 +117,31 @@ def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ..
     return tuple(sorted(found, key=lambda section: -section.relevance))
 
 
-def _topic(kernel: str) -> str:
-    return "copies" if "copies" in kernel else _KERNEL_TOPICS.get(kernel, "")
-
-
 def _weight(topic: str, topics: set[str]) -> float:
     """What a topic adds to relevance: some if it is the workload's, less if it is another's."""
+    if topic == "copies":  # any kernel may make some, and most do not
+        return -1.0
     if not topic:
         return 0.0
     return 0.5 if topic in topics else -2.0
 
 
 def _examples(workload: Workload, primitives: frozenset[str]) -> list[Section]:
-    """Kernels of other families; the most similar one before rules and names that few need."""
+    """Kernels of other families; the two most similar ones are lifted above what few need."""
     found = []
     for name in kernels.ids():
         other = workloads.get(name)
         if other.family == workload.family:
             continue
         theirs = _primitives(other)
-        likeness = len(primitives & theirs) / len(primitives | theirs) if theirs else 0.0
+        if theirs == primitives:
+            continue
+        likeness = len(primitives & theirs) / len(primitives | theirs)
         text = f"### {other.id}: {other.summary}\n```python\n{_shortened(kernels.source(name))}```"
         found.append(Section("examples", other.id, text, likeness))
     found.sort(key=lambda section: -section.relevance)
     # The first two stand before what few kernels need, the others after everything else.
-    lifts = (4.0, 3.0)
+    lifts = (4.0, 2.0)
     return [
         Section(s.kind, s.name, s.text, s.relevance + (lifts[i] if i < len(lifts) else 0.0))
         for i, s in enumerate(found)

@@ -26,6 +26,7 @@ def test_a_context_fits_and_shows_no_kernel_of_the_family(name):
     for other in kernels.ids():
         if workloads.get(other).family == family:
             assert kernels.source(other).strip().splitlines()[0] not in text
+            assert f"### {other}:" not in text
     assert "## Rules" in text and "## API" in text and "## Kernels for other operators" in text
 
 
@@ -56,6 +57,11 @@ def test_what_a_workload_needs_comes_first():
     assert place("paged_attention", "gathers") < place("rms_norm", "gathers")
     assert place("gemm", "product_dtype") < place("rms_norm", "product_dtype")
     assert place("mamba2_scan", "cumsum") < place("gemm", "cumsum")
+
+
+def test_the_same_computation_in_another_family_is_not_shown():
+    assert "gemm" not in {section.name for section in sections("ragged_dot")}
+    assert "ragged_dot" not in {section.name for section in sections("gemm")}
 
 
 def test_the_chip_is_the_target():
