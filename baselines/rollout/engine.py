@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baselines.policy import Candidate, Episode, Evaluated, Policy
-from baselines.proposers.proposer import Answer, Proposer, ProposerError, Request, Stopped
+from baselines.proposers.proposer import (
+    Answer,
+    NotApplicable,
+    Proposer,
+    ProposerError,
+    Request,
+    Stopped,
+)
 from baselines.rollout.progress import Progress
 from baselines.rollout.records import Records
 from jaxbench_env import EvalResult, Evaluator, Status
@@ -54,6 +61,7 @@ class Outcome:
         done: Whether its policy ended by itself.
         verified: The verdict on the best at the published size, if that was asked for. Where the
             best failed there, `best` is the next that passed.
+        note: Why nothing was proposed.
     """
 
     workload: str
@@ -62,6 +70,7 @@ class Outcome:
     best: Evaluated | None = None
     done: bool = False
     verified: EvalResult | None = None
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -76,6 +85,7 @@ class Outcome:
             "best_sha256": best.candidate.hash if best else None,
             "done": self.done,
             "verified": self.verified.status.value if self.verified else None,
+            "note": self.note,
         }
 
 
@@ -177,6 +187,8 @@ class Rollout:
                 self._episode(workload, outcome)
         except (_Ended, Stopped):
             pass
+        except NotApplicable as nothing:
+            outcome.done, outcome.note = True, str(nothing)
         except ProposerError as error:
             self._end("the proposer failed", error)
         except BaseException as error:  # of a policy, the records or the evaluator: ours

@@ -272,7 +272,7 @@ def _show(summary: dict[str, Any]) -> None:
             str(row["evaluations"]),
             str(row["correct"]),
             f"{best:.2f}x" if best else "",
-            row["verified"] or "",
+            row["verified"] or row["note"][:60],
         )
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)

@@ -7,7 +7,7 @@ import pytest
 
 import workloads
 from baselines import kernels
-from baselines.proposers import About, ProposerError, Request
+from baselines.proposers import About, NotApplicable, Request
 from baselines.testing import verdict
 from jaxbench_env import Evaluator, Status
 from jaxbench_env.evaluator.audit import audit
@@ -141,7 +141,7 @@ def test_completeness_is_the_share_of_time_in_pallas():
 
 
 def test_a_workload_without_a_kernel_is_an_error():
-    with pytest.raises(ProposerError, match="no kernel for nothing"):
+    with pytest.raises(NotApplicable, match="no kernel for 'nothing'"):
         TemplateProposer().answer(Request("a", (), About("nothing")))
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from made_up import MadeUp, rollout
 
-from baselines.proposers import ProposerError
+from baselines.iterative import Iterative
+from baselines.proposers import NotApplicable, ProposerError
 from baselines.rollout.progress import Progress
 from baselines.rollout.records import RecordsError, Run
 from baselines.testing import Writer
@@ -278,3 +279,17 @@ def test_an_interrupt_ends_it_cleanly(tmp_path):
     assert 1 <= done < 48
     rollout(tmp_path, MadeUp(), names=("rms_norm", "gemm")).run()
     assert len(samples(tmp_path)) == 48
+
+
+def test_a_policy_with_nothing_to_propose_is_passed_over(tmp_path):
+    class Picky(Iterative):
+        def chains(self):
+            if self.episode.workload.id == "gemm":
+                raise NotApplicable("no kernel for gemm")
+            return super().chains()
+
+    run = rollout(tmp_path, MadeUp(), names=("gemm", "rms_norm"), verify_best=False)
+    run.policy = Picky
+    first, second = run.run()
+    assert run.ended == "done" and first.note == "no kernel for gemm" and first.evaluations == 0
+    assert second.evaluations == 24
