@@ -15,7 +15,8 @@ import workloads
 
 if TYPE_CHECKING:
     from baselines.proposers import Proposer
-    from baselines.rollout.engine import Outcome, Rollout
+    from baselines.rollout.engine import Rollout
+    from baselines.rollout.outcome import Outcome
 
 EXIT_PROPOSER, EXIT_FAULT, EXIT_INTERRUPTED = 1, 3, 130
 
@@ -57,6 +58,14 @@ _positive = click.FloatRange(min=0, min_open=True)
     help="The chip.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Evaluations at once [default: cores]")
+@click.option(
+    "--evaluator",
+    "source",
+    type=click.Choice(["predicted", "recorded"]),
+    default="predicted",
+    show_default=True,
+    help="recorded: verdicts from the tables that ship; other texts end the run.",
+)
 @click.option("--proposer", type=click.Choice(["openai", "template", "replay"]), help="The writer.")
 @click.option("--model", help="openai: name of the model.")
 @click.option("--base-url", help="openai: the endpoint [default: $OPENAI_BASE_URL].")
@@ -95,6 +104,7 @@ def rollout(
     seed: int,
     target: str,
     workers: int | None,
+    source: str,
     proposer: str | None,
     max_seconds: float | None,
     max_evaluations: int | None,
@@ -113,7 +123,8 @@ def rollout(
     from baselines import policies
     from baselines.proposers import ProposerError
     from baselines.rollout import setup
-    from baselines.rollout.engine import Limits, Rollout
+    from baselines.rollout.engine import Rollout
+    from baselines.rollout.outcome import Limits
     from baselines.rollout.progress import Bars, Progress
     from baselines.rollout.records import Records, RecordsError
     from jaxbench_env.evaluator.service.client import SharedEvaluator
@@ -131,8 +142,13 @@ def rollout(
         writer = _proposer(proposer, seed, options)
         if max_cost is not None and None in (options["price_in"], options["price_out"]):
             raise ValueError("--max-cost needs --price-in and --price-out")
-        evaluator = SharedEvaluator(target=target)
-        settings = setup.settings(make, chosen, writer, evaluator, "predicted", budget, seed)
+        if source == "recorded":
+            from baselines import records as tables
+
+            evaluator = tables.evaluator(target)
+        else:
+            evaluator = SharedEvaluator(target=target)
+        settings = setup.settings(make, chosen, writer, evaluator, source, budget, seed)
         records = Records(out, settings)
     except (
         workloads.UnknownWorkload,
@@ -154,7 +170,7 @@ def rollout(
         seed=seed,
         workers=workers or os.cpu_count() or 1,
         limits=Limits(max_seconds, max_evaluations, max_cost),
-        verify_best=verify_best,
+        verify_best=verify_best and source == "predicted",
         progress=Bars(len(chosen), budget) if sys.stderr.isatty() else Progress(),
     )
     try:

@@ -20,11 +20,16 @@ def test_three_turns_of_feedback(tmp_path, attempts):
         return Iterative(episode, chain_count=1, turns=3)
 
     settings = setup.settings(make, chosen, proposer, evaluator, "predicted", 144, 0)
-    run = Rollout(
-        Records(Path(tmp_path), settings), make, chosen, evaluator, proposer, verify_best=False
-    )
-    (outcome,) = run.run()
-    assert run.ended == "done", run.error
+
+    def rollout(proposer):
+        records = Records(Path(tmp_path), settings)
+        made = Rollout(records, make, chosen, evaluator, proposer, verify_best=False)
+        (outcome,) = made.run()
+        assert made.ended == "done", made.error
+        records.close()
+        return outcome
+
+    outcome = rollout(proposer)
     lines = list(Run(tmp_path).lines("candidates"))
     results = [EvalResult.from_dict(line["result"]) for line in lines]
     assert [result.status.value for result in results] == ["trace_error", "compile_error", "ok"]
@@ -34,3 +39,5 @@ def test_three_turns_of_feedback(tmp_path, attempts):
     assert results[1].details.strip() in prompts[2]
     protocols = {line["protocol"] for line in lines}
     assert protocols == {Run(tmp_path).settings["protocol"]} == {results[0].provenance.protocol}
+    # Recorded verdicts make the same prompts, so nothing is asked or evaluated again.
+    assert rollout(Scripted([])).to_dict() == outcome.to_dict()
