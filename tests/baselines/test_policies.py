@@ -34,7 +34,7 @@ class TestIterativeContext(PolicyConformance):
         writer = Writer()
         play(self.policy(proposer=writer))
         prompts_ = [request.messages[1]["content"] for request in writer.requests]
-        assert all(prompt.startswith("DOCUMENTS of 30000\n\nYou are") for prompt in prompts_)
+        assert all(prompt.startswith("DOCUMENTS of 30000\n\nKernels are") for prompt in prompts_)
         assert all(request.about.context for request in writer.requests)
 
 
