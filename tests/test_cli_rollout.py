@@ -49,7 +49,7 @@ def test_a_limit_says_how_to_go_on(tmp_path):
         *("--out", tmp_path, "--max-evaluations", 1, "--workers", 1),
     )
     assert done.exit_code == 0
-    assert "Ended by max-evaluations. The same command resumes the run" in done.stdout
+    assert "Not done (max-evaluations). The same command resumes the run" in done.stdout
 
 
 def test_a_dry_run_shows_prompts_and_leaves_nothing(tmp_path):

@@ -300,8 +300,11 @@ def _show(summary: dict[str, Any]) -> None:
         f"{summary['input_tokens']:,} + {summary['output_tokens']:,} tokens{cost}"
     )
     if summary["ended"] != "done":
-        why = f"{summary['ended']}: {summary['error']}" if summary["error"] else summary["ended"]
-        click.echo(f"Ended by {why}. The same command resumes the run in {summary['out']}.")
+        why = f": {summary['error']}" if summary["error"] else ""
+        click.echo(
+            f"Not done ({summary['ended']}{why}). The same command resumes the run in "
+            f"{summary['out']}; a limit that was reached must be raised."
+        )
 
 
 def _exit_code(run: Rollout) -> int:
