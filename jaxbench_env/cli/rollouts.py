@@ -139,9 +139,9 @@ def rollout(
             raise ValueError("--out is missing: a run needs a directory for its records")
         if proposer is None and policies()[policy_name].needs_proposer:
             raise ValueError(f"{policy_name} needs --proposer openai, template or replay")
-        writer = _proposer(proposer, seed, options)
         if max_cost is not None and None in (options["price_in"], options["price_out"]):
             raise ValueError("--max-cost needs --price-in and --price-out")
+        writer = _proposer(proposer, seed, options)
         if source == "recorded":
             from baselines import records as tables
 

@@ -29,7 +29,8 @@ class Mistake:
     def make(self, text: str) -> str | None:
         """The text with the mistake; None if it has no place for it."""
         edits = self.edits(ast.parse(text), text)
-        return _edited(text, edits) if edits else None
+        wrong = _edited(text, edits)
+        return wrong if wrong != text else None
 
 
 def made(names: tuple[str, ...], text: str) -> str:

@@ -11,6 +11,7 @@ from baselines.proposers import About, NotApplicable, Request
 from baselines.testing import verdict
 from jaxbench_env import Evaluator, Status
 from jaxbench_env.evaluator.audit import audit
+from jaxbench_env.evaluator.estimate import numerics_seconds
 
 templates = pytest.importorskip("baselines.templates")
 from baselines.proposers.template import TemplateProposer  # noqa: E402
@@ -151,8 +152,7 @@ def test_mistakes_are_texts_that_the_audit_lets_through(name):
     assert len(possible(text)) >= 5
     for mistake in MISTAKES:
         wrong = mistake.make(text)
-        if wrong is not None:
-            assert wrong != text and audit(wrong) is None, mistake.name
+        assert wrong is None or audit(wrong) is None, mistake.name
 
 
 STATUSES = {
@@ -170,7 +170,8 @@ SLOW = pytest.mark.slow
     [pytest.param(m, marks=() if m.name == "old load" else SLOW, id=m.name) for m in MISTAKES],
 )
 def test_a_mistake_really_fails(mistake):
-    texts = ((name, mistake.make(kernels.source(name))) for name in ("rms_norm", *TUNABLE))
+    cheapest = sorted(TUNABLE, key=lambda name: numerics_seconds(workloads.get(name)))
+    texts = ((name, mistake.make(kernels.source(name))) for name in ("rms_norm", *cheapest))
     name, text = next(((name, text) for name, text in texts if text is not None), (None, None))
     if name is None:
         pytest.skip("no kernel of this package has a place for it")
