@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from baselines import kernels
+from baselines import kernels, library_kernels
 from baselines.policy import Candidate, Chain, ChainPolicy
 from baselines.proposers.proposer import NotApplicable
 
@@ -36,9 +36,7 @@ class Expert(ChainPolicy):
         Raises:
             NotApplicable: If there is no kernel for the workload.
         """
-        shelf = kernels
-        if self.library:
-            from baselines import library_kernels as shelf
+        shelf = library_kernels if self.library else kernels
         try:
             return [self._once(shelf.source(self.episode.workload.id))]
         except KeyError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from baselines.context import context_for
 from baselines.policy import Candidate, Episode, Evaluated
 from baselines.proposers.proposer import About, Message, Request
 from jaxbench_env import extract_source, feedback
@@ -35,8 +36,6 @@ _FASTER = (
 @functools.lru_cache(maxsize=64)
 def context(workload_id: str, budget_bytes: int) -> str:
     """The documents for a workload: hardware, API, examples of other workloads, rules."""
-    from baselines.context import context_for
-
     return context_for(workload_id, budget_bytes)
 
 

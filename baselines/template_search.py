@@ -6,14 +6,12 @@ import functools
 import math
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from baselines import kernels
 from baselines.policy import Candidate, Chain, ChainPolicy
 from baselines.proposers.proposer import NotApplicable
-
-if TYPE_CHECKING:
-    from baselines.templates import TemplateSpace
+from baselines.templates import TemplateError, TemplateSpace
 
 METHODS = ("random", "hill", "anneal")
 
@@ -58,8 +56,6 @@ class TemplateSearch(ChainPolicy):
         Raises:
             NotApplicable: If there is no kernel with tunables for the workload.
         """
-        from baselines.templates import TemplateError, TemplateSpace
-
         try:
             space = TemplateSpace(kernels.source(self.episode.workload.id))
             points = [tuple(action.tolist()) for action in space.actions(valid=True)]

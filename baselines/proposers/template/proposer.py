@@ -7,15 +7,13 @@ import functools
 import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baselines import kernels
 from baselines.proposers.proposer import About, Answer, NotApplicable, Request
 from baselines.proposers.template.mistakes import made, possible
+from baselines.templates import TemplateError, TemplateSpace
 from jaxbench_env import EvalResult, Status
-
-if TYPE_CHECKING:
-    from baselines.templates import TemplateSpace
 
 Point = tuple[int, ...]
 
@@ -219,8 +217,6 @@ class _Kernel:
 
 @functools.lru_cache(maxsize=64)
 def _kernel(workload: str) -> _Kernel:
-    from baselines.templates import TemplateError, TemplateSpace
-
     try:
         text = kernels.source(workload)
         space = TemplateSpace(text)

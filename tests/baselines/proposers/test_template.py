@@ -8,18 +8,17 @@ import pytest
 import workloads
 from baselines import kernels
 from baselines.proposers import About, NotApplicable, Request
+from baselines.proposers.template import TemplateProposer
+from baselines.proposers.template.mistakes import MISTAKES, possible
+from baselines.proposers.template.proposer import _kernel
+from baselines.templates import is_template
 from baselines.testing import verdict
 from jaxbench_env import Evaluator, Status
 from jaxbench_env.evaluator.audit import audit
 from jaxbench_env.evaluator.estimate import numerics_seconds
 
-templates = pytest.importorskip("baselines.templates")
-from baselines.proposers.template import TemplateProposer  # noqa: E402
-from baselines.proposers.template.mistakes import MISTAKES, possible  # noqa: E402
-from baselines.proposers.template.proposer import _kernel  # noqa: E402
-
 SURE = {"fresh": 0.0, "fresh_context": 0.0, "slip": 0.0, "slip_context": 0.0}
-TUNABLE = [name for name in kernels.ids() if templates.is_template(kernels.source(name))]
+TUNABLE = [name for name in kernels.ids() if is_template(kernels.source(name))]
 
 
 def ask(proposer, label="sample 0", kind="write", **about):
