@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baselines.policy import Evaluated
 from jaxbench_env import EvalResult
+
+if TYPE_CHECKING:
+    from baselines.rollout.engine import Rollout
 
 
 @dataclass(frozen=True)
@@ -82,3 +87,27 @@ class Outcome:
 def order(evaluated: Evaluated) -> tuple[float, int]:
     """By this right candidates are ordered, the best first."""
     return -evaluated.result.speedup, evaluated.candidate.sample
+
+
+def summarise(run: Rollout, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """A run so far, JSON-ready: rows of its workloads, and totals.
+
+    The geometric mean floors every workload at 1, as published; what is not solved counts as 1.
+    """
+    rows = [outcome.to_dict() for outcome in outcomes]
+    calls = list(run.records.run.lines("calls"))
+    logs = [math.log(max(1.0, row["best_speedup"] or 0.0)) for row in rows]
+    return {
+        "out": str(run.records.folder),
+        "ended": run.ended,
+        "error": str(run.error) if run.error else None,
+        "workloads": rows,
+        "evaluations": sum(row["evaluations"] for row in rows),
+        "correct": sum(row["correct"] for row in rows),
+        "solved": sum(row["best_speedup"] is not None for row in rows),
+        "geomean_floor_1": math.exp(sum(logs) / len(logs)),
+        "calls": len(calls),
+        "input_tokens": sum(call["input_tokens"] for call in calls),
+        "output_tokens": sum(call["output_tokens"] for call in calls),
+        "cost": run.records.cost,
+    }

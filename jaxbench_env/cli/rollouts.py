@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import workloads
-
-if TYPE_CHECKING:
-    from baselines.proposers import Proposer
-    from baselines.rollout.engine import Rollout
-    from baselines.rollout.outcome import Outcome
 
 EXIT_PROPOSER, EXIT_FAULT, EXIT_INTERRUPTED = 1, 3, 130
 
@@ -124,7 +118,7 @@ def rollout(
     from baselines.proposers import ProposerError
     from baselines.rollout import setup
     from baselines.rollout.engine import Rollout
-    from baselines.rollout.outcome import Limits
+    from baselines.rollout.outcome import Limits, summarise
     from baselines.rollout.progress import Bars, Progress
     from baselines.rollout.records import Records, RecordsError
     from jaxbench_env.evaluator.service.client import SharedEvaluator
@@ -177,7 +171,7 @@ def rollout(
         outcomes = run.run()
     finally:
         records.close()
-    summary = _summary(run, outcomes)
+    summary = summarise(run, outcomes)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
@@ -185,8 +179,8 @@ def rollout(
     sys.exit(_exit_code(run))
 
 
-def _proposer(kind: str | None, seed: int, options: dict[str, Any]) -> Proposer | None:
-    """Makes the proposer.
+def _proposer(kind: str | None, seed: int, options: dict[str, Any]) -> Any:
+    """Makes the proposer; None if none is wanted.
 
     Raises:
         ValueError: If an option is missing or malformed.
@@ -252,30 +246,6 @@ def _show_prompts(
         click.echo("This policy asks for nothing.")
 
 
-def _summary(run: Rollout, outcomes: list[Outcome]) -> dict[str, Any]:
-    """The run so far; the geometric mean floors every workload at 1, as published."""
-    rows = [outcome.to_dict() for outcome in outcomes]
-    calls = list(run.records.run.lines("calls"))
-    speedups = [row["best_speedup"] or 0.0 for row in rows]
-    evaluations = sum(row["evaluations"] for row in rows)
-    return {
-        "out": str(run.records.folder),
-        "ended": run.ended,
-        "error": str(run.error) if run.error else None,
-        "workloads": rows,
-        "evaluations": evaluations,
-        "correct": sum(row["correct"] for row in rows),
-        "solved": sum(row["best_speedup"] is not None for row in rows),
-        "geomean_floor_1": math.exp(
-            sum(math.log(max(1.0, speedup)) for speedup in speedups) / len(rows)
-        ),
-        "calls": len(calls),
-        "input_tokens": sum(call["input_tokens"] for call in calls),
-        "output_tokens": sum(call["output_tokens"] for call in calls),
-        "cost": run.records.cost,
-    }
-
-
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -307,7 +277,7 @@ def _show(summary: dict[str, Any]) -> None:
         )
 
 
-def _exit_code(run: Rollout) -> int:
+def _exit_code(run: Any) -> int:
     from baselines.proposers import ProposerError
 
     if run.ended == "interrupted":
