@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 
-from baselines.policy import Candidate, Episode, Evaluated, Policy
+from baselines.policy import Candidate, ChainPolicy, Episode, Evaluated, Policy
 
-__all__ = ["Candidate", "Episode", "Evaluated", "Policy", "policies", "policy"]
+__all__ = ["Candidate", "ChainPolicy", "Episode", "Evaluated", "Policy", "policies", "policy"]
 
 
 def policies() -> dict[str, type[Policy]]:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from baselines import kernels
+from baselines import kernels, library_kernels
 from baselines.policy import Candidate, Chain, ChainPolicy
+from baselines.proposers.proposer import NotApplicable
 
 
 @dataclass
@@ -33,14 +34,13 @@ class Expert(ChainPolicy):
         """One chain of one sample.
 
         Raises:
-            KeyError: If there is no kernel for the workload.
+            NotApplicable: If there is no kernel for the workload.
         """
-        workload = self.episode.workload.id
-        if self.library:
-            from baselines import library_kernels
-
-            return [self._once(library_kernels.source(workload))]
-        return [self._once(kernels.source(workload))]
+        shelf = library_kernels if self.library else kernels
+        try:
+            return [self._once(shelf.source(self.episode.workload.id))]
+        except KeyError as error:
+            raise NotApplicable(str(error)) from None
 
     def _once(self, source: str) -> Chain:
         yield [Candidate(source, 0)]

@@ -132,6 +132,7 @@ class Policy(abc.ABC):
 
         Raises:
             ProposerError: If the proposer fails for good. Asking again is asking it again.
+            NotApplicable: If there is nothing to propose for this workload.
         """
 
     @abc.abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from baselines.context import context_for
 from baselines.policy import Candidate, Episode, Evaluated
 from baselines.proposers.proposer import About, Message, Request
 from jaxbench_env import extract_source, feedback
@@ -13,15 +14,15 @@ from workloads.task import SYSTEM
 CONTEXT_BYTES = 30_000
 
 PREAMBLE = """\
-You are going to write a kernel for one core of a Google TPU in Pallas, JAX's language for
-kernels. A TPU core is no GPU: there are no threads or warps. One sequential program issues wide
-instructions to matrix units, vector units that work on tiles of 8 x 128 words of 32 bits, and a few
-slower units for transposes, reductions across lanes and transcendentals. Arrays live in HBM; a
-kernel computes on blocks of them in VMEM, a scratchpad that the program manages. `pl.pallas_call`
-runs the kernel once for each step of its grid, in order, and meanwhile fetches the blocks of the
-next step and stores those of the last one. A fast kernel moves every byte through HBM once, keeps
-the matrix units fed with bfloat16 operands while it accumulates in float32, and does enough in a
-grid step to hide the cost of starting it.
+Kernels are written here in Pallas, JAX's language for kernels, for one core of a Google TPU. A TPU
+core is no GPU: there are no threads or warps. One sequential program issues wide instructions to
+matrix units, vector units that work on tiles of 8 x 128 words of 32 bits, and a few slower units
+for transposes, reductions across lanes and transcendentals. Arrays live in HBM; a kernel computes
+on blocks of them in VMEM, a scratchpad that the program manages. `pl.pallas_call` runs the kernel
+once for each step of its grid, in order, and meanwhile fetches the blocks of the next step and
+stores those of the last one. A fast kernel moves every byte through HBM once, keeps the matrix
+units fed with bfloat16 operands while it accumulates in float32, and does enough in a grid step to
+hide the cost of starting it.
 
 """
 
@@ -35,8 +36,6 @@ _FASTER = (
 @functools.lru_cache(maxsize=64)
 def context(workload_id: str, budget_bytes: int) -> str:
     """The documents for a workload: hardware, API, examples of other workloads, rules."""
-    from baselines.context import context_for
-
     return context_for(workload_id, budget_bytes)
 
 
@@ -50,7 +49,7 @@ def introduction(episode: Episode, context_bytes: int = 0) -> str:
     documents = ""
     if context_bytes:
         documents = f"{context(episode.workload.id, context_bytes).rstrip()}\n\n"
-    return documents + PREAMBLE + episode.workload.task_text(episode.target)
+    return documents + PREAMBLE + episode.workload.task_text(episode.target).rstrip()
 
 
 def code(source: str) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from baselines import kernels
 from baselines.policy import Candidate, Chain, ChainPolicy
-
-if TYPE_CHECKING:
-    from baselines.templates import TemplateSpace
+from baselines.proposers.proposer import NotApplicable
+from baselines.templates import TemplateError, TemplateSpace
 
 METHODS = ("random", "hill", "anneal")
 
@@ -54,13 +54,13 @@ class TemplateSearch(ChainPolicy):
         """One chain.
 
         Raises:
-            KeyError: If there is no kernel for the workload.
-            TemplateError: If its kernel has no tunables, or nothing is valid.
+            NotApplicable: If there is no kernel with tunables for the workload.
         """
-        from baselines.templates import TemplateSpace
-
-        space = TemplateSpace(kernels.source(self.episode.workload.id))
-        points = [tuple(action.tolist()) for action in space.actions(valid=True)]
+        try:
+            space = TemplateSpace(kernels.source(self.episode.workload.id))
+            points = [tuple(action.tolist()) for action in space.actions(valid=True)]
+        except (kernels.NoKernel, TemplateError) as error:
+            raise NotApplicable(f"no kernel with tunables: {error}") from None
         self.episode.rng("order").shuffle(points)
         return [
             {"random": self._random, "hill": self._hill, "anneal": self._anneal}[self.method](
@@ -72,10 +72,11 @@ class TemplateSearch(ChainPolicy):
         yield from self._evaluated(space, points)
 
     def _hill(self, space: TemplateSpace, points: list[Point]) -> Chain:
+        near_of = _neighbourhood(points)
         while here := self._unseen(points):
             yield from self._evaluated(space, [here])
             while True:
-                near = _neighbours(here, points)
+                near = near_of(here)
                 yield from self._evaluated(space, near)
                 best = min(near, key=self._time, default=here)
                 if self._time(best) >= self._time(here):
@@ -85,9 +86,9 @@ class TemplateSearch(ChainPolicy):
     def _anneal(self, space: TemplateSpace, points: list[Point]) -> Chain:
         here = self._unseen(points)
         yield from self._evaluated(space, [here])
-        rng, step = self.episode.rng("walk"), 0
+        rng, step, near_of = self.episode.rng("walk"), 0, _neighbourhood(points)
         while self._unseen(points):
-            near = _neighbours(here, points) or [self._unseen(points)]
+            near = near_of(here) or [self._unseen(points)]
             there = rng.choice(near)
             yield from self._evaluated(space, [there])
             done = len(self._times) / min(self.episode.budget, len(points))
@@ -128,6 +129,11 @@ class TemplateSearch(ChainPolicy):
         return next((point for point in points if point not in self._times), None)
 
 
-def _neighbours(here: Point, points: list[Point]) -> list[Point]:
-    """The valid members one step of one tunable away."""
-    return [p for p in points if sum(abs(a - b) for a, b in zip(p, here, strict=True)) == 1]
+def _neighbourhood(points: list[Point]) -> Callable[[Point], list[Point]]:
+    """For a member, the valid ones that are one step of one tunable away."""
+
+    @functools.cache
+    def near(here: Point) -> list[Point]:
+        return [p for p in points if sum(abs(a - b) for a, b in zip(p, here, strict=True)) == 1]
+
+    return near

@@ -49,7 +49,7 @@ def test_a_limit_says_how_to_go_on(tmp_path):
         *("--out", tmp_path, "--max-evaluations", 1, "--workers", 1),
     )
     assert done.exit_code == 0
-    assert "Ended by max-evaluations. The same command resumes the run" in done.stdout
+    assert "Not done (max-evaluations). The same command resumes the run" in done.stdout
 
 
 def test_a_dry_run_shows_prompts_and_leaves_nothing(tmp_path):
@@ -123,3 +123,15 @@ def test_wrong_use_is_explained(arguments, said, tmp_path, monkeypatch):
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_recorded_verdicts_need_no_compiler(tmp_path):
+    arguments = ("--policy", "template_search", "--workloads", "rms_norm", "--out", tmp_path)
+    done = run(*arguments, "--evaluator", "recorded", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["workloads"]
+    assert row["done"] and row["correct"] == row["evaluations"] >= 3 and row["best_speedup"] > 1
+    settings = json.loads((tmp_path / "run.json").read_text())
+    assert settings["evaluator"] == "recorded" and settings["versions"] is None
+    other = run(*arguments)
+    assert other.exit_code == 2 and 'evaluator is "predicted" and was "recorded"' in other.stderr

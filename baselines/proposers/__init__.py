@@ -3,6 +3,7 @@
 from baselines.proposers.proposer import (
     About,
     Answer,
+    NotApplicable,
     Proposer,
     ProposerError,
     Request,
@@ -14,6 +15,7 @@ from baselines.proposers.proposer import (
 __all__ = [
     "About",
     "Answer",
+    "NotApplicable",
     "Proposer",
     "ProposerError",
     "Request",

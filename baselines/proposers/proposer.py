@@ -18,6 +18,10 @@ class ProposerError(RuntimeError):
     """A proposer cannot answer, and asking again at once would not help."""
 
 
+class NotApplicable(Exception):
+    """There is nothing to propose for a workload, such as where no kernel by people exists."""
+
+
 class Stopped(ProposerError):
     """A proposer was stopped from outside."""
 

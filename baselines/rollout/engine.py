@@ -10,10 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baselines.policy import Candidate, Episode, Evaluated, Policy
-from baselines.proposers.proposer import Answer, Proposer, ProposerError, Request, Stopped
+from baselines.proposers.proposer import (
+    Answer,
+    NotApplicable,
+    Proposer,
+    ProposerError,
+    Request,
+    Stopped,
+)
+from baselines.rollout.outcome import Limits, Outcome, order
 from baselines.rollout.progress import Progress
 from baselines.rollout.records import Records
 from jaxbench_env import EvalResult, Evaluator, Status
+from jaxbench_env.evaluator.cache import UNSETTLED
 from jaxbench_env.evaluator.judge.pool import pool
 from jaxbench_env.evaluator.sandbox import sandbox
 from jaxbench_env.evaluator.service.client import enabled
@@ -23,60 +32,8 @@ from workloads import Workload
 #: Correct candidates of a workload, best first, that are checked at the published size until one
 #: passes.
 FINALISTS = 3
+LIMITS = ("max-seconds", "max-evaluations", "max-cost")
 _POLL_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a rollout ends before its policies do. None is no limit.
-
-    Attributes:
-        seconds: Wall time of this session.
-        evaluations: Verdicts of all sessions of the run.
-        cost: What the proposer's answers of all sessions cost, in the currency of its prices.
-            Those being asked when it is reached are still paid.
-    """
-
-    seconds: float | None = None
-    evaluations: int | None = None
-    cost: float | None = None
-
-
-@dataclass
-class Outcome:
-    """What became of one workload.
-
-    Attributes:
-        workload: Its id.
-        evaluations: Verdicts.
-        correct: How many of them were right.
-        best: The fastest right candidate, if there is one.
-        done: Whether its policy ended by itself.
-        verified: The verdict on the best at the published size, if that was asked for. Where the
-            best failed there, `best` is the next that passed.
-    """
-
-    workload: str
-    evaluations: int = 0
-    correct: int = 0
-    best: Evaluated | None = None
-    done: bool = False
-    verified: EvalResult | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        best = self.best
-        return {
-            "workload": self.workload,
-            "evaluations": self.evaluations,
-            "correct": self.correct,
-            "best_speedup": best.result.speedup if best else None,
-            "best_ms": best.result.times.candidate_ms if best else None,
-            "best_sample": best.candidate.sample if best else None,
-            "best_sha256": best.candidate.hash if best else None,
-            "done": self.done,
-            "verified": self.verified.status.value if self.verified else None,
-        }
 
 
 @dataclass
@@ -164,6 +121,16 @@ class Rollout:
             if not self.ended:
                 self.ended, self.error = why, error
 
+    def _take(self) -> bool:
+        """Takes one evaluation out of the limit; False if it is used up."""
+        with self._lock:
+            limit = self.limits.evaluations
+            left = limit is None or self._begun < limit
+            self._begun += left
+        if not left:
+            self._end("max-evaluations")
+        return left
+
     def _over(self) -> bool:
         """Whether nothing new may begin."""
         limit = self.limits.seconds
@@ -171,12 +138,18 @@ class Rollout:
             self._end("max-seconds")
         return bool(self.ended)
 
+    def _broken(self) -> bool:
+        """Whether it ends for another reason than a limit, which would let recorded work pass."""
+        return bool(self.ended) and self.ended not in LIMITS
+
     def _drive(self, workload: Workload, outcome: Outcome) -> None:
         try:
-            if not self._over():
-                self._episode(workload, outcome)
+            if not self._broken():
+                _Episode(self, workload, outcome).run()
         except (_Ended, Stopped):
             pass
+        except NotApplicable as nothing:
+            outcome.done, outcome.note = True, str(nothing)
         except ProposerError as error:
             self._end("the proposer failed", error)
         except BaseException as error:  # of a policy, the records or the evaluator: ours
@@ -184,99 +157,99 @@ class Rollout:
         finally:
             self.progress.finish(workload.id)
 
-    def _episode(self, workload: Workload, outcome: Outcome) -> None:
-        policy = self.policy(
-            Episode(workload, self._recorder, self.budget, self.seed, self.evaluator.target)
+
+class _Episode:
+    """One workload's part of a rollout."""
+
+    def __init__(self, rollout: Rollout, workload: Workload, outcome: Outcome):
+        self.rollout, self.workload, self.outcome = rollout, workload, outcome
+        target = rollout.evaluator.target
+        self.policy = rollout.policy(
+            Episode(workload, rollout._recorder, rollout.budget, rollout.seed, target)
         )
-        evaluator = self.evaluator
-        if policy.allow_library_kernels:
-            evaluator = replace(evaluator, allow_library_kernels=True)
-        self.progress.start(workload.id, self.budget)
-        flying: dict[Future[EvalResult], Candidate] = {}
-        found: list[Evaluated] = []
+        self.evaluator = rollout.evaluator
+        if self.policy.allow_library_kernels:
+            self.evaluator = replace(self.evaluator, allow_library_kernels=True)
+        self.flying: dict[Future[EvalResult], Candidate] = {}
+        self.found: list[Evaluated] = []
+
+    def run(self) -> None:
+        """Asks, evaluates and tells until the policy is done or the rollout ends."""
+        rollout, policy = self.rollout, self.policy
+        rollout.progress.start(self.workload.id, rollout.budget)
         try:
-            while not policy.done and not self._over():
-                for candidate in policy.ask(self.workers - len(flying)):
-                    job = self._evaluations.submit(self._verdict, evaluator, workload, candidate)
-                    flying[job] = candidate
-                if not flying and not policy.done:
+            refused = False  # something new, because the rollout ends
+            while not (policy.done or refused or rollout._broken()):
+                for candidate in policy.ask(rollout.workers - len(self.flying)):
+                    self.flying[rollout._evaluations.submit(self._verdict, candidate)] = candidate
+                if self.flying:
+                    refused = not self._land()
+                elif not policy.done:
                     raise RuntimeError(f"{policy.name} is not done and asks for nothing")
-                if flying:
-                    self._land(policy, outcome, flying, found)
+        except Stopped:  # the proposer may not be asked any more
+            pass
         finally:
             # What runs is worth its record, except after an interrupt, which ends it.
-            while flying:
-                self._land(policy, outcome, flying, found)
-        outcome.done = policy.done
-        if self.verify_best and (policy.done or self.ended in ("max-evaluations", "max-cost")):
-            self._verify(replace(evaluator, verify="full"), workload, outcome, found)
+            while self.flying:
+                self._land()
+        self.outcome.done = policy.done
+        final = policy.done or rollout.ended in ("max-evaluations", "max-cost")
+        if rollout.verify_best and final and not rollout._broken():
+            self._verify()
 
-    def _land(
-        self,
-        policy: Policy,
-        outcome: Outcome,
-        flying: dict[Future[EvalResult], Candidate],
-        found: list[Evaluated],
-    ) -> None:
-        """Waits for verdicts and tells them; those that the end of the run prevents are left."""
-        for job in wait(flying, return_when=FIRST_COMPLETED).done:
-            candidate = flying.pop(job)
+    def _land(self) -> bool:
+        """Waits for verdicts and tells them. False if one was refused."""
+        had = True
+        for job in wait(self.flying, return_when=FIRST_COMPLETED).done:
+            candidate = self.flying.pop(job)
             try:
                 evaluated = Evaluated(candidate, job.result())
             except _Ended:
+                had = False
                 continue
-            found.append(evaluated)
-            outcome.evaluations += 1
-            outcome.correct += evaluated.result.correct
-            if evaluated.result.correct and (
-                outcome.best is None or evaluated.result.speedup > outcome.best.result.speedup
-            ):
-                outcome.best = evaluated
-            self.progress.step(outcome.workload, outcome.best)
-            policy.tell([evaluated])
+            self.found.append(evaluated)
+            self.outcome.add(evaluated)
+            self.rollout.progress.step(self.workload.id, self.outcome.best)
+            self.policy.tell([evaluated])
+        return had
 
-    def _verdict(
-        self, evaluator: Evaluator, workload: Workload, candidate: Candidate
-    ) -> EvalResult:
-        known = self.records.verdict(workload.id, candidate)
+    def _verdict(self, candidate: Candidate) -> EvalResult:
+        """The recorded verdict, or a new one."""
+        rollout, workload = self.rollout, self.workload
+        known = rollout.records.verdict(workload.id, candidate)
         if known is not None:
             return known
-        if self._over():
-            raise _Ended
-        with self._lock:
-            limit = self.limits.evaluations
-            full = limit is not None and self._begun >= limit
-            self._begun += not full
-        if full:
-            self._end("max-evaluations")
+        if rollout._over() or not rollout._take():
             raise _Ended
         started = time.monotonic()
-        result = evaluator.evaluate(workload, candidate.source, stop=self._stop)
-        if result.status is Status.EVALUATOR_ERROR and not self._stop.over:  # once is chance
-            result = evaluator.evaluate(workload, candidate.source, stop=self._stop)
-        if self._stop.over:  # it means nothing
-            raise _Ended
+        result = self._evaluate(self.evaluator, candidate)
+        if result.status is Status.EVALUATOR_ERROR:  # once is chance
+            result = self._evaluate(self.evaluator, candidate)
         seconds = time.monotonic() - started
-        self.records.save_verdict(workload.id, Evaluated(candidate, result), seconds)
+        rollout.records.save_verdict(workload.id, Evaluated(candidate, result), seconds)
         return result
 
-    def _verify(
-        self, evaluator: Evaluator, workload: Workload, outcome: Outcome, found: list[Evaluated]
-    ) -> None:
-        """Checks the best at the published size, and if it is wrong there the next."""
-        right = sorted(
-            (one for one in found if one.result.correct),
-            key=lambda one: (-one.result.speedup, one.candidate.sample),
-        )
-        distinct = list({one.candidate.hash: one for one in reversed(right)}.values())[::-1]
-        for one in distinct[:FINALISTS]:
-            result = self.records.final(workload.id, one.candidate)
+    def _evaluate(self, evaluator: Evaluator, candidate: Candidate) -> EvalResult:
+        stop = self.rollout._stop
+        result = evaluator.evaluate(self.workload, candidate.source, stop=stop)
+        if stop.over:  # it means nothing
+            raise _Ended
+        return result
+
+    def _verify(self) -> None:
+        """Checks the best at the published size, and where it is wrong there the next."""
+        rollout, outcome = self.rollout, self.outcome
+        distinct: dict[str, Evaluated] = {}
+        for one in sorted((one for one in self.found if one.result.correct), key=order):
+            distinct.setdefault(one.candidate.hash, one)
+        evaluator = replace(self.evaluator, verify="full")
+        for one in list(distinct.values())[:FINALISTS]:
+            result = rollout.records.final(self.workload.id, one.candidate)
             if result is None:
-                self.progress.note(workload.id, "checking the best at the published size")
-                result = evaluator.evaluate(workload, one.candidate.source, stop=self._stop)
-                if self._stop.over:
-                    raise _Ended
-                self.records.save_final(workload.id, Evaluated(one.candidate, result))
+                rollout.progress.note(self.workload.id, "checking the best at the published size")
+                result = self._evaluate(evaluator, one.candidate)
+                if result.status not in UNSETTLED:
+                    rollout.records.save_final(self.workload.id, Evaluated(one.candidate, result))
             outcome.best, outcome.verified = one, result
             if result.correct:
                 return

@@ -99,5 +99,6 @@ def settings(
         "evaluator": source,
         "target": evaluator.target,
         "protocol": PROTOCOL,
-        "versions": installed_versions().as_dict(),
+        # Recorded verdicts name the compiler that they were made with, which may be another.
+        "versions": installed_versions().as_dict() if source == "predicted" else None,
     }

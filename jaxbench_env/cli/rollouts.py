@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import workloads
-
-if TYPE_CHECKING:
-    from baselines.proposers import Proposer
-    from baselines.rollout.engine import Outcome, Rollout
 
 EXIT_PROPOSER, EXIT_FAULT, EXIT_INTERRUPTED = 1, 3, 130
 
@@ -57,6 +52,14 @@ _positive = click.FloatRange(min=0, min_open=True)
     help="The chip.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Evaluations at once [default: cores]")
+@click.option(
+    "--evaluator",
+    "source",
+    type=click.Choice(["predicted", "recorded"]),
+    default="predicted",
+    show_default=True,
+    help="recorded: verdicts from the tables that ship; other texts end the run.",
+)
 @click.option("--proposer", type=click.Choice(["openai", "template", "replay"]), help="The writer.")
 @click.option("--model", help="openai: name of the model.")
 @click.option("--base-url", help="openai: the endpoint [default: $OPENAI_BASE_URL].")
@@ -95,6 +98,7 @@ def rollout(
     seed: int,
     target: str,
     workers: int | None,
+    source: str,
     proposer: str | None,
     max_seconds: float | None,
     max_evaluations: int | None,
@@ -113,7 +117,8 @@ def rollout(
     from baselines import policies
     from baselines.proposers import ProposerError
     from baselines.rollout import setup
-    from baselines.rollout.engine import Limits, Rollout
+    from baselines.rollout.engine import Rollout
+    from baselines.rollout.outcome import Limits, summarise
     from baselines.rollout.progress import Bars, Progress
     from baselines.rollout.records import Records, RecordsError
     from jaxbench_env.evaluator.service.client import SharedEvaluator
@@ -128,11 +133,16 @@ def rollout(
             raise ValueError("--out is missing: a run needs a directory for its records")
         if proposer is None and policies()[policy_name].needs_proposer:
             raise ValueError(f"{policy_name} needs --proposer openai, template or replay")
-        writer = _proposer(proposer, seed, options)
         if max_cost is not None and None in (options["price_in"], options["price_out"]):
             raise ValueError("--max-cost needs --price-in and --price-out")
-        evaluator = SharedEvaluator(target=target)
-        settings = setup.settings(make, chosen, writer, evaluator, "predicted", budget, seed)
+        writer = _proposer(proposer, seed, options)
+        if source == "recorded":
+            from baselines import records as tables
+
+            evaluator = tables.evaluator(target)
+        else:
+            evaluator = SharedEvaluator(target=target)
+        settings = setup.settings(make, chosen, writer, evaluator, source, budget, seed)
         records = Records(out, settings)
     except (
         workloads.UnknownWorkload,
@@ -154,14 +164,14 @@ def rollout(
         seed=seed,
         workers=workers or os.cpu_count() or 1,
         limits=Limits(max_seconds, max_evaluations, max_cost),
-        verify_best=verify_best,
+        verify_best=verify_best and source == "predicted",
         progress=Bars(len(chosen), budget) if sys.stderr.isatty() else Progress(),
     )
     try:
         outcomes = run.run()
     finally:
         records.close()
-    summary = _summary(run, outcomes)
+    summary = summarise(run, outcomes)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
@@ -169,8 +179,8 @@ def rollout(
     sys.exit(_exit_code(run))
 
 
-def _proposer(kind: str | None, seed: int, options: dict[str, Any]) -> Proposer | None:
-    """Makes the proposer.
+def _proposer(kind: str | None, seed: int, options: dict[str, Any]) -> Any:
+    """Makes the proposer; None if none is wanted.
 
     Raises:
         ValueError: If an option is missing or malformed.
@@ -236,30 +246,6 @@ def _show_prompts(
         click.echo("This policy asks for nothing.")
 
 
-def _summary(run: Rollout, outcomes: list[Outcome]) -> dict[str, Any]:
-    """The run so far; the geometric mean floors every workload at 1, as published."""
-    rows = [outcome.to_dict() for outcome in outcomes]
-    calls = list(run.records.run.lines("calls"))
-    speedups = [row["best_speedup"] or 0.0 for row in rows]
-    evaluations = sum(row["evaluations"] for row in rows)
-    return {
-        "out": str(run.records.folder),
-        "ended": run.ended,
-        "error": str(run.error) if run.error else None,
-        "workloads": rows,
-        "evaluations": evaluations,
-        "correct": sum(row["correct"] for row in rows),
-        "solved": sum(row["best_speedup"] is not None for row in rows),
-        "geomean_floor_1": math.exp(
-            sum(math.log(max(1.0, speedup)) for speedup in speedups) / len(rows)
-        ),
-        "calls": len(calls),
-        "input_tokens": sum(call["input_tokens"] for call in calls),
-        "output_tokens": sum(call["output_tokens"] for call in calls),
-        "cost": run.records.cost,
-    }
-
-
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -272,7 +258,7 @@ def _show(summary: dict[str, Any]) -> None:
             str(row["evaluations"]),
             str(row["correct"]),
             f"{best:.2f}x" if best else "",
-            row["verified"] or "",
+            row["verified"] or row["note"][:60],
         )
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)
@@ -284,11 +270,14 @@ def _show(summary: dict[str, Any]) -> None:
         f"{summary['input_tokens']:,} + {summary['output_tokens']:,} tokens{cost}"
     )
     if summary["ended"] != "done":
-        why = f"{summary['ended']}: {summary['error']}" if summary["error"] else summary["ended"]
-        click.echo(f"Ended by {why}. The same command resumes the run in {summary['out']}.")
+        why = f": {summary['error']}" if summary["error"] else ""
+        click.echo(
+            f"Not done ({summary['ended']}{why}). The same command resumes the run in "
+            f"{summary['out']}; a limit that was reached must be raised."
+        )
 
 
-def _exit_code(run: Rollout) -> int:
+def _exit_code(run: Any) -> int:
     from baselines.proposers import ProposerError
 
     if run.ended == "interrupted":

@@ -6,6 +6,7 @@ import workloads
 from baselines import kernels, policies, policy
 from baselines.expert import Expert
 from baselines.policy import Episode
+from baselines.proposers import NotApplicable
 from baselines.testing import PolicyConformance, play
 
 
@@ -31,3 +32,12 @@ def test_policies_are_found_by_name():
     assert all(made.name == name for name, made in policies().items())
     with pytest.raises(ValueError, match="did you mean 'autocomp'"):
         policy("autocmp")
+
+
+def test_a_workload_without_a_kernel_is_not_applicable(monkeypatch):
+    def nothing(name):
+        raise kernels.NoKernel(f"no kernel for {name!r}")
+
+    monkeypatch.setattr(kernels, "source", nothing)
+    with pytest.raises(NotApplicable, match="no kernel for 'gemm'"):
+        Expert(Episode(workloads.get("gemm"))).ask(1)

@@ -3,9 +3,11 @@
 import pytest
 
 import workloads
+from baselines import prompts
 from baselines.best_of_n import BestOfN
-from baselines.iterative import Iterative
+from baselines.iterative import Iterative, IterativeContext
 from baselines.policy import Episode, Evaluated
+from baselines.proposers import Answer
 from baselines.testing import PolicyConformance, Writer, play, verdict
 from jaxbench_env import Status
 
@@ -18,6 +20,22 @@ class TestBestOfN(PolicyConformance):
 class TestIterative(PolicyConformance):
     def make(self, episode):
         return Iterative(episode, chain_count=6)
+
+
+class TestIterativeContext(PolicyConformance):
+    @pytest.fixture(autouse=True)
+    def context(self, monkeypatch):
+        monkeypatch.setattr(prompts, "context", lambda workload, size: f"DOCUMENTS of {size}")
+
+    def make(self, episode):
+        return IterativeContext(episode, chain_count=6)
+
+    def test_every_prompt_begins_with_the_documents(self):
+        writer = Writer()
+        play(self.policy(proposer=writer))
+        prompts_ = [request.messages[1]["content"] for request in writer.requests]
+        assert all(prompt.startswith("DOCUMENTS of 30000\n\nKernels are") for prompt in prompts_)
+        assert all(request.about.context for request in writer.requests)
 
 
 def episode(budget=144, proposer=None, seed=0):
@@ -58,16 +76,12 @@ def test_a_turn_sees_the_last_text_and_its_verdict():
 def test_an_answer_without_code_counts_and_is_said():
     class Silent(Writer):
         def answer(self, request):
-            self.requests.append(request)
-            return super().answer(request) if len(self.requests) > 1 else _nothing()
-
-    def _nothing():
-        from baselines.proposers import Answer
-
-        return Answer("I would rather not.")
+            answer = super().answer(request)
+            return answer if len(self.requests) > 1 else Answer("I would rather not.")
 
     writer = Silent()
-    told = play(Iterative(episode(2, writer), chain_count=1), lambda s: verdict(s, Status.REJECTED))
+    policy = Iterative(episode(2, writer), chain_count=1)
+    told = play(policy, lambda source: verdict(source, Status.REJECTED))
     assert told[0].candidate.source == "" and len(told) == 2
     assert "no Python code" in writer.requests[1].messages[1]["content"]
 

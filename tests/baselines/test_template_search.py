@@ -9,11 +9,11 @@ import workloads
 from baselines import kernels
 from baselines.policy import Episode
 from baselines.template_search import METHODS, TemplateSearch
+from baselines.templates import TemplateSpace
 from baselines.testing import PolicyConformance, play, verdict
 from jaxbench_env import Status
 
-templates = pytest.importorskip("baselines.templates")
-SPACE = templates.TemplateSpace(kernels.source("mamba2_scan"))
+SPACE = TemplateSpace(kernels.source("mamba2_scan"))
 VALID = [tuple(action.tolist()) for action in SPACE.actions(valid=True)]
 POINTS = {SPACE.source(point): point for point in VALID}
 BEST = VALID[len(VALID) // 3]

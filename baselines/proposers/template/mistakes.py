@@ -29,7 +29,8 @@ class Mistake:
     def make(self, text: str) -> str | None:
         """The text with the mistake; None if it has no place for it."""
         edits = self.edits(ast.parse(text), text)
-        return _edited(text, edits) if edits else None
+        wrong = _edited(text, edits)
+        return wrong if wrong != text else None
 
 
 def made(names: tuple[str, ...], text: str) -> str:
@@ -118,7 +119,7 @@ def _extra_parameter(tree: ast.Module, text: str) -> list[tuple[ast.AST, str]]:
         parameters = ast.unparse(index_map.args)
         body = _text(text, index_map.body)
         body = f"({body})" if isinstance(index_map.body, ast.Tuple) and body[0] != "(" else body
-        return [(index_map, f"lambda {parameters}, unused: {body}")] if parameters else []
+        return [(index_map, f"lambda unused, {parameters}: {body}")] if parameters else []
     return []
 
 

@@ -7,15 +7,13 @@ import functools
 import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baselines import kernels
-from baselines.proposers.proposer import About, Answer, ProposerError, Request
+from baselines.proposers.proposer import About, Answer, NotApplicable, Request
 from baselines.proposers.template.mistakes import made, possible
+from baselines.templates import TemplateError, TemplateSpace
 from jaxbench_env import EvalResult, Status
-
-if TYPE_CHECKING:
-    from baselines.templates import TemplateSpace
 
 Point = tuple[int, ...]
 
@@ -83,7 +81,7 @@ class TemplateProposer:
         """As in `Proposer`.
 
         Raises:
-            ProposerError: If there is no kernel with tunables for the workload.
+            NotApplicable: If there is no kernel with tunables for the workload.
         """
         about = request.about
         rng = random.Random(f"{self.seed}/{about.workload}/{request.label}")
@@ -219,17 +217,13 @@ class _Kernel:
 
 @functools.lru_cache(maxsize=64)
 def _kernel(workload: str) -> _Kernel:
-    from baselines.templates import TemplateError, TemplateSpace
-
     try:
         text = kernels.source(workload)
         space = TemplateSpace(text)
         members = tuple(tuple(action.tolist()) for action in space.actions())
         valid = tuple(point for point in members if not space.violations(point))
     except (kernels.NoKernel, TemplateError) as error:
-        raise ProposerError(
-            f"the template proposer has no kernel for {workload}: {error}"
-        ) from None
+        raise NotApplicable(f"no kernel with tunables: {error}") from None
     return _Kernel(space, members, valid or members, tuple(possible(text)))
 
 

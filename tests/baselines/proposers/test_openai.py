@@ -1,13 +1,19 @@
 """The proposer against a real server that speaks the protocol and fails in every way."""
 
+import json
 import threading
 import time
 
 import pytest
+from click.testing import CliRunner
 from endpoint import REPLY, Endpoint
 
 from baselines.proposers import About, ProposerError, Request, Stopped, answer_all
 from baselines.proposers.rates import Rates
+from baselines.testing import verdict
+from jaxbench_env import Status
+from jaxbench_env.cli import main
+from jaxbench_env.evaluator.service import client
 
 pytest.importorskip("openai")
 from baselines.proposers.openai import OpenAIProposer  # noqa: E402
@@ -200,3 +206,34 @@ def test_a_request_beyond_the_whole_limit_is_let_through_alone():
     rates, stop = Rates(tokens=100, clock=clock), Waits(clock)
     rates.enter(500, stop)
     assert stop.waited == []
+
+
+def test_a_rollout_with_an_endpoint_counts_tokens_and_stops_at_its_cost(tmp_path, monkeypatch):
+    class MadeUp:
+        target, allow_library_kernels = "v6e", False
+
+        def __init__(self, target):
+            pass
+
+        def evaluate(self, workload, source, *, seed=None, stop=None, watch=None):
+            return verdict(source, Status.INCORRECT, workload.id)
+
+    monkeypatch.setattr(client, "SharedEvaluator", MadeUp)
+    limited = ("status", 429, {"Retry-After": "0.1"}, {"error": {"message": "slow down"}})
+    with Endpoint("ok", limited, "cut") as endpoint:
+        arguments = [
+            *("rollout", "--policy", "iterative", "--workloads", "rms_norm", "--budget", "30"),
+            *("--proposer", "openai", "--model", "local", "--base-url", endpoint.url),
+            *("--price-in", "1000", "--price-out", "0", "--concurrency", "2"),
+            *("--out", str(tmp_path), "--no-verify-best", "--json"),
+        ]
+        first = CliRunner().invoke(main, [*arguments, "--max-cost", "10"])
+        asked = len(endpoint.bodies)
+        second = CliRunner().invoke(main, arguments)
+    assert first.exit_code == second.exit_code == 0, first.output + second.output
+    first, second = json.loads(first.stdout), json.loads(second.stdout)
+    assert first["ended"] == "max-cost" and 10 <= first["cost"] <= 11  # one may be under way
+    assert asked == first["calls"] + 2
+    assert second["ended"] == "done" and second["calls"] == 30 and second["cost"] == 30
+    assert (second["input_tokens"], second["output_tokens"]) == (30_000, 6_000)
+    assert len(endpoint.bodies) == 32

@@ -7,18 +7,18 @@ import pytest
 
 import workloads
 from baselines import kernels
-from baselines.proposers import About, ProposerError, Request
+from baselines.proposers import About, NotApplicable, Request
+from baselines.proposers.template import TemplateProposer
+from baselines.proposers.template.mistakes import MISTAKES, possible
+from baselines.proposers.template.proposer import _kernel
+from baselines.templates import is_template
 from baselines.testing import verdict
 from jaxbench_env import Evaluator, Status
 from jaxbench_env.evaluator.audit import audit
-
-templates = pytest.importorskip("baselines.templates")
-from baselines.proposers.template import TemplateProposer  # noqa: E402
-from baselines.proposers.template.mistakes import MISTAKES, possible  # noqa: E402
-from baselines.proposers.template.proposer import _kernel  # noqa: E402
+from jaxbench_env.evaluator.estimate import numerics_seconds
 
 SURE = {"fresh": 0.0, "fresh_context": 0.0, "slip": 0.0, "slip_context": 0.0}
-TUNABLE = [name for name in kernels.ids() if templates.is_template(kernels.source(name))]
+TUNABLE = [name for name in kernels.ids() if is_template(kernels.source(name))]
 
 
 def ask(proposer, label="sample 0", kind="write", **about):
@@ -141,7 +141,7 @@ def test_completeness_is_the_share_of_time_in_pallas():
 
 
 def test_a_workload_without_a_kernel_is_an_error():
-    with pytest.raises(ProposerError, match="no kernel for nothing"):
+    with pytest.raises(NotApplicable, match="no kernel for 'nothing'"):
         TemplateProposer().answer(Request("a", (), About("nothing")))
 
 
@@ -151,8 +151,7 @@ def test_mistakes_are_texts_that_the_audit_lets_through(name):
     assert len(possible(text)) >= 5
     for mistake in MISTAKES:
         wrong = mistake.make(text)
-        if wrong is not None:
-            assert wrong != text and audit(wrong) is None, mistake.name
+        assert wrong is None or audit(wrong) is None, mistake.name
 
 
 STATUSES = {
@@ -170,7 +169,8 @@ SLOW = pytest.mark.slow
     [pytest.param(m, marks=() if m.name == "old load" else SLOW, id=m.name) for m in MISTAKES],
 )
 def test_a_mistake_really_fails(mistake):
-    texts = ((name, mistake.make(kernels.source(name))) for name in ("rms_norm", *TUNABLE))
+    cheapest = sorted(TUNABLE, key=lambda name: numerics_seconds(workloads.get(name)))
+    texts = ((name, mistake.make(kernels.source(name))) for name in ("rms_norm", *cheapest))
     name, text = next(((name, text) for name, text in texts if text is not None), (None, None))
     if name is None:
         pytest.skip("no kernel of this package has a place for it")

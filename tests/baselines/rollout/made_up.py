@@ -8,7 +8,8 @@ from pathlib import Path
 
 import workloads
 from baselines.iterative import Iterative
-from baselines.rollout.engine import Limits, Rollout
+from baselines.rollout.engine import Rollout
+from baselines.rollout.outcome import Limits
 from baselines.rollout.records import Records
 from baselines.testing import Writer, verdict
 

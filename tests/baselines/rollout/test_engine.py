@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from made_up import MadeUp, rollout
 
-from baselines.proposers import ProposerError
-from baselines.rollout.progress import Progress
+from baselines.iterative import Iterative
+from baselines.proposers import NotApplicable, ProposerError
+from baselines.rollout.progress import Bars, Progress
 from baselines.rollout.records import RecordsError, Run
 from baselines.testing import Writer
 from jaxbench_env import EvalResult, Status
@@ -231,6 +233,12 @@ def test_progress_hears_of_every_verdict(tmp_path):
     assert heard == [("start", 24), *["step"] * 24, "finish"]
 
 
+def test_bars_say_what_was_found(tmp_path, capsys):
+    rollout(tmp_path, MadeUp(), progress=Bars(1, 24)).run()
+    shown = capsys.readouterr()
+    assert re.search(r"rms_norm: best \d\.\d\dx.*, 24 evaluations", shown.err) and not shown.out
+
+
 def _start(folder, seconds):
     script = Path(__file__).with_name("made_up.py")
     return subprocess.Popen(
@@ -278,3 +286,48 @@ def test_an_interrupt_ends_it_cleanly(tmp_path):
     assert 1 <= done < 48
     rollout(tmp_path, MadeUp(), names=("rms_norm", "gemm")).run()
     assert len(samples(tmp_path)) == 48
+
+
+def test_a_policy_with_nothing_to_propose_is_passed_over(tmp_path):
+    class Picky(Iterative):
+        def chains(self):
+            if self.episode.workload.id == "gemm":
+                raise NotApplicable("no kernel for gemm")
+            return super().chains()
+
+    run = rollout(tmp_path, MadeUp(), names=("gemm", "rms_norm"), verify_best=False)
+    run.policy = Picky
+    first, second = run.run()
+    assert run.ended == "done" and first.note == "no kernel for gemm" and first.evaluations == 0
+    assert second.evaluations == 24
+
+
+def test_a_limit_that_was_reached_before_hides_nothing(tmp_path):
+    names = ("rms_norm", "gemm")
+    first = rollout(tmp_path, MadeUp(), names=names, verify_best=False)
+    before = [outcome.to_dict() for outcome in first.run()]
+    first.records.close()
+    lines = (tmp_path / "candidates.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "candidates.jsonl").write_text("".join(lines[:-1]))
+    again = rollout(tmp_path, MadeUp(), names=names, limits={"evaluations": 47})
+    after = again.run()
+    assert again.ended == "max-evaluations" and sum(o.evaluations for o in after) == 47
+    for old, new in zip(before, after, strict=True):
+        if new.done:
+            assert new.best.candidate.hash == old["best_sha256"] and new.verified is not None
+
+
+def test_where_all_finalists_fail_there_is_no_speedup(tmp_path):
+    evaluator = MadeUp(full=lambda source: Status.INCORRECT)
+    (outcome,) = rollout(tmp_path, evaluator).run()
+    assert outcome.speedup is None and outcome.to_dict()["verified"] == "incorrect"
+    assert len(list(Run(tmp_path).lines("finals"))) == 3
+
+
+def test_what_a_busy_machine_may_have_caused_is_checked_again(tmp_path):
+    first = rollout(tmp_path, MadeUp(full=lambda source: Status.TIMEOUT))
+    (outcome,) = first.run()
+    first.records.close()
+    assert outcome.speedup is None and list(Run(tmp_path).lines("finals")) == []
+    (outcome,) = rollout(tmp_path, MadeUp()).run()
+    assert outcome.speedup is not None
