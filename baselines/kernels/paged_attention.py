@@ -1,13 +1,13 @@
 """Decoding over paged keys and values, limited by reading each page once.
 
-Pages come by copies of the kernel's own, GROUP_PAGES at a time, the next group (of this sequence or
-the first of the next one) during the work on this one. A page is a matrix with a row for each
+Pages come by copies of the kernel's own, GROUP_PAGES at a time, the next groups (of this sequence
+or of the following ones) during the work on this one. A page is a matrix with a row for each
 position and head, just as it lies in memory: all query heads are multiplied with all rows at once,
 and products of a query head with another head's key are masked. That is Hkv times the
 multiplications, which the matrix units do in the time that the pages take to arrive, and
 saves separating the heads.
 
-VMEM at 32 pages: two buffers each of keys and values (1 MiB apiece), 4 MiB, and the scores of a
+VMEM at 32 pages: four buffers each of keys and values (1 MiB apiece), 8 MiB, and the scores of a
 group, 1 MiB.
 """
 
@@ -22,12 +22,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 GROUP_PAGES = 32  # pages that are multiplied at once
 CHUNK_PAGES = 4  # pages that are fetched, needed or not, where one of them is needed
-
-BUFFERS = 4
+BUFFERS = 4  # groups in VMEM at a time
 
 TUNABLES = {
     "GROUP_PAGES": (8, 16, 32, 64),
-    "CHUNK_PAGES": (1, 2, 4, 8),
+    "CHUNK_PAGES": (1, 2, 4),
     "BUFFERS": (2, 4),
 }
 

@@ -1,15 +1,17 @@
 """Flash attention of the newest tokens over paged keys and values.
 
 A grid step is a sequence. Pages come by copies of the kernel's own, GROUP_PAGES at a time, the next
-group (of this sequence or the first of the next one) during the work on this one. The query heads
+groups (of this sequence or of the following ones) during the work on this one. The query heads
 of a key head are stacked, so a product has T * Hq / Hkv rows.
 
 A key and its value lie in the two halves of the same 32-bit words: a row of words, every Hkv-th,
-gives both of one head. Only the groups that hold a sequence's end are masked.
+gives both of one head. Only the groups that hold a sequence's end are masked. Exponentials are
+taken in bfloat16, the type of the weights, in which they cost half. The values have as many
+columns again of ones: the matrix unit has room for them, and the same product gives the sums.
 
 VMEM at 32 pages: two buffers each of a group (2 MiB), the queries and the result (1 MiB), 8 MiB;
-the scaled queries, 1 MiB; largest score, sum and result of each row in float32, 6 MiB; and the
-scores of the heads that are under way, 1 MiB each.
+a group's words, 2 MiB; the scaled queries, 1 MiB; largest score, result and sum of each row in
+float32, 6 MiB; and the scores of the heads that are under way, 1 MiB each.
 """
 
 import functools
@@ -22,8 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 GROUP_PAGES = 32  # pages that are multiplied at once
+CHUNK_PAGES = 4  # copies that are started without a loop; divides the pages of a group
 AHEAD = 1  # heads whose scores are started before the oldest is finished
-BUFFERS = 2
+BUFFERS = 2  # groups in VMEM at a time
 VMEM_LIMIT_BYTES = 64 * 2**20
 
 TUNABLES = {
@@ -53,14 +56,20 @@ def _kernel(
     share, span = heads // kv_heads, pages * slots
     groups = groups_ref[sequence]
 
-    def fetch(number, slot, parts):
-        """Starts the copies of some of a group's pages, or of the last group's if there is none."""
+    def fetch(number, slot):
+        """Starts the copies of a group's pages, or of the last group's if there is none."""
         number = jnp.minimum(number, firsts_ref[sequences] - 1)
         owner = owners_ref[number]
         first = (number - firsts_ref[owner]) * pages
-        for at in parts:
-            page = pages_hbm.at[table_ref[owner, first + at]]
-            pltpu.make_async_copy(page, pages_ref.at[slot, at], semaphores.at[slot]).start()
+
+        def body(chunk, carry):
+            for at in range(CHUNK_PAGES):
+                at += chunk * CHUNK_PAGES
+                page = pages_hbm.at[table_ref[owner, first + at]]
+                pltpu.make_async_copy(page, pages_ref.at[slot, at], semaphores.at[slot]).start()
+            return carry
+
+        lax.fori_loop(0, pages // CHUNK_PAGES, body, 0)
 
     def wait(slot):
         # A wait counts bytes, of whichever pages.
@@ -70,7 +79,7 @@ def _kernel(
     @pl.when(sequence == 0)
     def _():
         for slot in range(BUFFERS):
-            fetch(slot, slot, range(pages))
+            fetch(slot, slot)
 
     for head in range(kv_heads):
         query = query_ref[:, head * share : (head + 1) * share].astype(jnp.float32)
@@ -85,6 +94,7 @@ def _kernel(
         wait(slot)
         both = pages_ref[slot].reshape(span * 2 * kv_heads, dim)
         words_ref[...] = pltpu.bitcast(both, jnp.uint32)
+        fetch(number + BUFFERS, slot)
 
         def start(head):
             """Takes the keys and values of a head apart and multiplies queries with keys."""
@@ -125,8 +135,6 @@ def _kernel(
         started = []
         for head in range(kv_heads):
             started.append(start(head))
-            parts = range(head * pages // kv_heads, (head + 1) * pages // kv_heads)
-            fetch(number + BUFFERS, slot, parts)
             if len(started) > AHEAD:
                 finish(*started.pop(0))
         for entry in started:
