@@ -1,0 +1,104 @@
+"""Linear layer with batch normalisation by given statistics, and swish.
+
+A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, a few rows at a
+time, and the epilogue of some rows runs while the matrix unit has the next ones. Normalisation,
+both biases and the division are one factor and one summand per feature, which a step makes for its
+features; the swish is one tanh. The row panel stays while the column panels pass, there and back.
+
+VMEM at K = 8192: two buffers each of x (16 MiB), weight (8 MiB) and the result (1 MiB), and
+what the compiler keeps of the products: 54 MiB.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+BLOCK_M = 1024
+BLOCK_N = 512
+ROWS = 256  # rows of a product: its epilogue runs beside the next one
+VMEM_LIMIT_BYTES = 100 * 2**20
+
+TUNABLES = {
+    "BLOCK_M": (256, 512, 1024),
+    "BLOCK_N": (256, 512, 1024),
+    "ROWS": (128, 256, 512),
+}
+
+
+def constraints(BLOCK_M, BLOCK_N, ROWS):
+    """What must hold between the tunables at the published size."""
+    k, buffers, item = 8192, 2, 2
+    used = buffers * item * (BLOCK_M * k + k * BLOCK_N + BLOCK_M * BLOCK_N)
+    # The compiler keeps the rows of a product, and two products in float32.
+    used += item * ROWS * k + 2 * 4 * ROWS * BLOCK_N
+    return {"blocks fit in VMEM": used <= VMEM_LIMIT_BYTES}
+
+
+def _block(size, preferred):
+    # A block is whole or a multiple of 128: a multiple of the tile in either type and axis.
+    fitting = [block for block in range(128, preferred + 1, 128) if size % block == 0]
+    return max(fitting, default=size)
+
+
+def _swish(z):
+    half = 0.5 * z  # sigmoid(z) = (1 + tanh(z / 2)) / 2: one transcendental operation, not two
+    return half + half * jnp.tanh(half)
+
+
+def _factor_and_summand(vectors):
+    names = ("linear_bias", "bn_scale", "bn_bias", "bn_mean", "bn_var", "bias")
+    v = {name: vectors[row : row + 1] for row, name in enumerate(names)}
+    factor = v["bn_scale"] * lax.rsqrt(v["bn_var"] + CONFIG["bn_eps"])
+    summand = (v["linear_bias"] - v["bn_mean"]) * factor + v["bn_bias"] + v["bias"]
+    return factor / CONFIG["divide_value"], summand / CONFIG["divide_value"]
+
+
+def _kernel(x_ref, weight_ref, vectors_ref, out_ref):
+    block_m = out_ref.shape[0]
+    rows = _block(block_m, ROWS)
+    factor, summand = _factor_and_summand(vectors_ref[...].astype(jnp.float32))
+
+    def start(first):
+        at = slice(first, first + rows)
+        return at, jnp.dot(x_ref[at], weight_ref[...], preferred_element_type=jnp.float32)
+
+    def finish(at, z):
+        out_ref[at] = _swish(z * factor + summand).astype(out_ref.dtype)
+
+    # A software pipeline by the order of the source, which the compiler's scheduler mostly keeps:
+    # the matrix unit works on the next rows during the epilogue of these.
+    started = start(0)
+    for first in range(rows, block_m, rows):
+        following = start(first)
+        finish(*started)
+        started = following
+    finish(*started)
+
+
+def workload(x, weight, linear_bias, bn_scale, bn_bias, bn_mean, bn_var, bias):
+    """The swish of x (M, K) times weight (K, N), normalised by the vectors (N,), plus bias (1,)."""
+    (m, k), (_, n) = x.shape, weight.shape
+    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    last = n // block_n - 1
+
+    def column(i, j):
+        # There and back: where the rows change, the columns stay; one panel is fetched, not two.
+        return jnp.where(i % 2 == 0, j, last - j)
+
+    vectors = (linear_bias, bn_scale, bn_bias, bn_mean, bn_var, jnp.broadcast_to(bias, (n,)))
+    return pl.pallas_call(
+        _kernel,
+        grid=(m // block_m, n // block_n),
+        in_specs=[
+            pl.BlockSpec((block_m, k), lambda i, j: (i, 0)),
+            pl.BlockSpec((k, block_n), lambda i, j: (0, column(i, j))),
+            pl.BlockSpec((len(vectors), block_n), lambda i, j: (0, column(i, j))),
+        ],
+        out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, column(i, j))),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=VMEM_LIMIT_BYTES
+        ),
+    )(x, weight, jnp.stack(vectors))
