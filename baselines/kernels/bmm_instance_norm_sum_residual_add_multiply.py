@@ -199,5 +199,5 @@ def workload(x, y, bmm_weight, bmm_bias, in_weight, in_bias):
         y,
         bmm_weight,
         bmm_bias.reshape(1, n),
-        jnp.stack([in_weight, in_bias]).astype(jnp.float32),
+        jnp.concatenate([in_weight, in_bias]).reshape(2, n).astype(jnp.float32),
     )

@@ -89,7 +89,8 @@ def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
 
     def finish(at, z):
         half = 0.5 * z  # x * sigmoid(x) = x / 2 * (1 + tanh(x / 2))
-        z = half + half * jnp.tanh(half) + vector_ref[:1, at]
+        fraction = jnp.tanh(half.astype(jnp.bfloat16)).astype(jnp.float32)
+        z = half + half * fraction + vector_ref[:1, at]
         normed = norm(z.T).astype(out_ref.dtype).T.astype(jnp.float32)
         normed = normed * vector_ref[1:2, at] + vector_ref[2:, at]
         out_ref[:, at] = normed.astype(out_ref.dtype)
@@ -107,7 +108,7 @@ def workload(x, weight, bias, gn_weight, gn_bias):
     """Normalises swish of x (M, K) times weight (K, N), plus bias, in groups of the features."""
     (m, k), n = x.shape, weight.shape[1]
     block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
-    vectors = jnp.stack([bias, gn_weight, gn_bias]).astype(jnp.float32)
+    vectors = jnp.concatenate([bias, gn_weight, gn_bias]).reshape(3, n).astype(jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, part=_block(block_n, PART)),
         grid=(m // block_m, n // block_n),
