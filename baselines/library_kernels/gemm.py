@@ -3,7 +3,7 @@
 from jax.experimental.pallas.ops.tpu.matmul import matmul
 
 BLOCK_M = 1024
-BLOCK_N = 1024
+BLOCK_N = 2048
 BLOCK_K = 1024
 
 TUNABLES = {

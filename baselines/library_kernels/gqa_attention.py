@@ -10,7 +10,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 
 BLOCK_Q = 1024
 BLOCK_KV = 1024
-BLOCK_KV_COMPUTE = 1024
+BLOCK_KV_COMPUTE = 512
 
 TUNABLES = {
     "BLOCK_Q": (256, 512, 1024),

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
-TILE_M = 256
+TILE_M = 512
 TILE_K = 1024
 TILE_N = 512
 

@@ -17,7 +17,7 @@ from workloads import CORES, DRAWS
 
 PRESET, DRAW, SEED = "tiles", DRAWS[2], 1
 # The heaviest; others of their kind remain.
-SLOW = frozenset()
+SLOW = frozenset({"conv2d_activation_batch_norm"})
 
 
 def lowered(name):
