@@ -16,7 +16,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from baselines.context.rules import Rule, Verdict, rules
+from baselines.context.rules import Rule, Verdict, every_rule, rules
 from jaxbench_env.evaluator.build import installed_versions
 from jaxbench_env.evaluator.evaluator import PROTOCOL
 from jaxbench_env.progress import progress_bar
@@ -29,19 +29,21 @@ START, END = "<!-- rules -->\n", "<!-- end of rules -->\n"
 def table(results: dict) -> str:
     """The rules with what their witnesses showed with every version that was tried, in Markdown."""
     lines = []
-    for topic in dict.fromkeys(rule.topic for rule in rules()):
+    for topic in dict.fromkeys(rule.topic for rule in every_rule()):
         versions = ", ".join(results)
         lines += [f"\n### {topic}\n", f"| rule | broken | {versions} |", "|---|---|---|"]
-        for rule in (rule for rule in rules() if rule.topic == topic):
+        for rule in (rule for rule in every_rule() if rule.topic == topic):
             many = f" ({len(rule.broken)} kernels)" if len(rule.broken) > 1 else ""
             verdict = f"{rule.status.value}: {rule.message}{many}"
-            shown = ", ".join(_shown(rule, results[version]["rules"]) for version in results)
+            shown = ", ".join(_shown(rule, version, results) for version in results)
             lines.append(f"| {rule.text} | {verdict} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(rule: Rule, verdicts: dict) -> str:
-    seen = verdicts.get(rule.name)
+def _shown(rule: Rule, version: str, results: dict) -> str:
+    if not rule.holds_with(version):
+        return "no rule"
+    seen = results[version]["rules"].get(rule.name)
     if not seen or seen["sha256"] != rule.sha256:
         return "not tried"
     return "holds" if seen["ok"] else "**does not hold**"

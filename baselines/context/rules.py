@@ -13,6 +13,7 @@ Fields of a rule in the files:
   others break the twin. An edit applies wherever its old text stands.
 - ``about`` (optional): the topic of `selection.TOPICS` that it belongs to; otherwise that of the
   witness.
+- ``before`` (optional): the version of jax from which on it does not hold.
 - ``values`` (optional): one broken kernel each, with the value in place of ``VALUE``.
 - ``status`` and ``message``: the verdict on every broken kernel, and words that stand in its
   message or details.
@@ -22,11 +23,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import jax
 
 import workloads
 from jaxbench_env import EvalResult, Evaluator, Status
@@ -73,6 +77,7 @@ class Rule:
         broken: Kernel texts that break it.
         status: Their status.
         message: Words of their message or details.
+        before: The version of jax from which on it does not hold; empty if it holds with all.
     """
 
     name: str
@@ -84,6 +89,11 @@ class Rule:
     broken: tuple[str, ...]
     status: Status
     message: str
+    before: str = ""
+
+    def holds_with(self, version: str) -> bool:
+        """Whether it is a rule for a version of jax, for example ``"0.10.2"``."""
+        return not self.before or _numbers(version) < _numbers(self.before)
 
     @property
     def workload(self) -> Path:
@@ -118,9 +128,18 @@ class Rule:
         return result.status is self.status and self.message in said
 
 
-@functools.cache
 def rules() -> tuple[Rule, ...]:
-    """All rules, by topic and in the order of the files.
+    """The rules for the installed jax, by topic and in the order of the files.
+
+    Raises:
+        RuleError: If a file is not as it must be.
+    """
+    return tuple(rule for rule in every_rule() if rule.holds_with(jax.__version__))
+
+
+@functools.cache
+def every_rule() -> tuple[Rule, ...]:
+    """As `rules`, for any jax.
 
     Raises:
         RuleError: If a file is not as it must be.
@@ -155,7 +174,12 @@ def _rule(topic: str, fields: dict[str, Any]) -> Rule:
         broken=tuple(_edited(name, twin, each) for each in edits or [fields["bad"]]),
         status=Status(fields["status"]),
         message=fields["message"],
+        before=fields.get("before", ""),
     )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def witness(kernel: str) -> str:
