@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 GROUP_PAGES = 32  # pages that are multiplied at once
-CHUNK_PAGES = 4  # copies that are started without a loop; divides the pages of a group
+CHUNK_PAGES = 8  # copies that are started without a loop; groups have a multiple of it
 AHEAD = 1  # heads whose scores are started before the oldest is finished
 BUFFERS = 2  # groups in VMEM at a time
 VMEM_LIMIT_BYTES = 64 * 2**20
@@ -163,7 +163,8 @@ def workload(queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs):
     (count, heads, dim), (_, slots, both, _) = queries.shape, kv_pages.shape
     sequences, kv_heads = page_indices.shape[0], both // 2
     tokens, rows = count // sequences, count // sequences * heads // kv_heads
-    pages = max(n for n in range(1, GROUP_PAGES + 1) if page_indices.shape[1] % n == 0)
+    sizes = range(CHUNK_PAGES, GROUP_PAGES + 1, CHUNK_PAGES)
+    pages = max(n for n in sizes if page_indices.shape[1] % n == 0)
     groups = -(-kv_lens // (pages * slots))
     groups = jnp.where(jnp.arange(sequences) < num_seqs, groups, 0)
     # The groups of all sequences are numbered; a number's owner has that number or a lower first.
