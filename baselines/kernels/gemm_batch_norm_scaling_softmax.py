@@ -13,6 +13,7 @@ VMEM at K = N = 8192: two buffers each of the panel of x (16 MiB), weights (8 Mi
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -50,17 +51,16 @@ def _block(size, preferred):
 
 
 def _panel(x_hbm, x_ref, arrived):
-    """Awaits panel i of x and starts to bring the next one, a share of its rows in each step.
+    """Awaits panel i of x (shares, rows, K) and starts to bring the next, a share in each step.
 
-    A block of the grid would come whole while the last step works, and that is too short.
+    A block of the grid would come whole in the step before it, and that is too short.
     """
     i, j = pl.program_id(0), pl.program_id(1)
-    panels, shares = x_hbm.shape[0], pl.num_programs(1)
-    share = x_hbm.shape[1] // shares
+    panels, shares = x_hbm.shape[:2]
 
     def copy(panel, n):
-        rows, slot = pl.ds(pl.multiple_of(n * share, share), share), lax.rem(panel, 2)
-        return pltpu.make_async_copy(x_hbm.at[panel, rows], x_ref.at[slot, rows], arrived.at[slot])
+        slot = lax.rem(panel, 2)
+        return pltpu.make_async_copy(x_hbm.at[panel, n], x_ref.at[slot, n], arrived.at[slot])
 
     @pl.when((i == 0) & (j == 0))
     def _():
@@ -70,11 +70,11 @@ def _panel(x_hbm, x_ref, arrived):
     def _():
         pl.loop(0, shares)(lambda n: copy(i, n).wait())
 
-    @pl.when(i + 1 < panels)
+    @pl.when((i + 1 < panels) & (j < shares))
     def _():
         copy(i + 1, j).start()
 
-    return x_ref.at[lax.rem(i, 2)]
+    return lambda: x_ref[lax.rem(i, 2)].reshape(-1, x_ref.shape[3])
 
 
 def _kernel(
@@ -92,7 +92,7 @@ def _kernel(
     part,
 ):
     i, j = pl.program_id(0), pl.program_id(1)
-    x_rows = _panel(x_hbm, x_ref, arrived)
+    x_panel = _panel(x_hbm, x_ref, arrived)
     columns = affine_ref.shape[1]
     # What belongs to a part of the columns is in the lane of the part.
     lane = lax.broadcasted_iota(jnp.int32, max_ref.shape, 1)
@@ -108,7 +108,7 @@ def _kernel(
 
     def product(start):
         at = slice(start, start + part)
-        return jnp.dot(x_rows[...], weight_ref[:, at], preferred_element_type=jnp.float32)
+        return jnp.dot(x_panel(), weight_ref[:, at], preferred_element_type=jnp.float32)
 
     def exponentials(start, z):
         """Keeps the exponentials of a part, relative to its maximum in each row."""
@@ -148,8 +148,10 @@ def _kernel(
 def workload(x, weight, bias, bn_scale, bn_bias, bn_mean, bn_var, scale):
     """Softmax over n of scale times the norm of x (M, K) times weight (K, N) plus bias."""
     (m, k), n = x.shape, weight.shape[1]
-    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    # At least three panels and four blocks: the small sizes take every turn of the large one.
+    block_m, block_n = _block(m, min(BLOCK_M, m // 3)), _block(n, min(BLOCK_N, n // 4))
     panels, blocks = m // block_m, n // block_n
+    shares = math.gcd(blocks, block_m // 16)  # of whole tiles
     vectors = (v.astype(jnp.float32) for v in (bias, bn_scale, bn_bias, bn_mean, bn_var, scale))
     bias, bn_scale, bn_bias, bn_mean, bn_var, scale = vectors
     factor = scale * bn_scale * lax.rsqrt(bn_var + CONFIG["bn_eps"])
@@ -172,7 +174,7 @@ def workload(x, weight, bias, bn_scale, bn_bias, bn_mean, bn_var, scale):
         ),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
         scratch_shapes=[
-            pltpu.VMEM((2, block_m, k), x.dtype),
+            pltpu.VMEM((2, shares, block_m // shares, k), x.dtype),
             pltpu.SemaphoreType.DMA((2,)),
             pltpu.VMEM((blocks, block_m, block_n), x.dtype),
             rows,
@@ -182,4 +184,4 @@ def workload(x, weight, bias, bn_scale, bn_bias, bn_mean, bn_var, scale):
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
         ),
-    )(x.reshape(panels, block_m, k), weight, affine)
+    )(x.reshape(panels, shares, -1, k), weight, affine)

@@ -10,6 +10,7 @@ VMEM at K = 8192: two buffers each of the panel of x (16 MiB), weights (8 MiB) a
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -47,17 +48,16 @@ def _block(size, preferred):
 
 
 def _panel(x_hbm, x_ref, arrived):
-    """Awaits panel i of x and starts to bring the next one, a share of its rows in each step.
+    """Awaits panel i of x (shares, rows, K) and starts to bring the next, a share in each step.
 
-    A block of the grid would come whole while the last step works, and that is too short.
+    A block of the grid would come whole in the step before it, and that is too short.
     """
     i, j = pl.program_id(0), pl.program_id(1)
-    panels, shares = x_hbm.shape[0], pl.num_programs(1)
-    share = x_hbm.shape[1] // shares
+    panels, shares = x_hbm.shape[:2]
 
     def copy(panel, n):
-        rows, slot = pl.ds(pl.multiple_of(n * share, share), share), lax.rem(panel, 2)
-        return pltpu.make_async_copy(x_hbm.at[panel, rows], x_ref.at[slot, rows], arrived.at[slot])
+        slot = lax.rem(panel, 2)
+        return pltpu.make_async_copy(x_hbm.at[panel, n], x_ref.at[slot, n], arrived.at[slot])
 
     @pl.when((i == 0) & (j == 0))
     def _():
@@ -67,11 +67,15 @@ def _panel(x_hbm, x_ref, arrived):
     def _():
         pl.loop(0, shares)(lambda n: copy(i, n).wait())
 
-    @pl.when(i + 1 < panels)
+    @pl.when((i + 1 < panels) & (j < shares))
     def _():
         copy(i + 1, j).start()
 
-    return x_ref.at[lax.rem(i, 2)]
+    def load(row, rows):
+        at = slice(row // x_ref.shape[2], (row + rows) // x_ref.shape[2])
+        return x_ref[lax.rem(i, 2), at].reshape(rows, -1)
+
+    return load
 
 
 def _kernel(
@@ -88,7 +92,7 @@ def _kernel(
     part,
 ):
     i, j = pl.program_id(0), pl.program_id(1)
-    x_rows = _panel(x_hbm, x_ref, arrived)
+    x_panel = _panel(x_hbm, x_ref, arrived)
     linear_bias, gn_weight, gn_bias = (vector_ref[:, n : n + 1] for n in range(3))
 
     @pl.when(j == 0)
@@ -107,7 +111,7 @@ def _kernel(
         at = slice(row, row + part)
         product = lax.dot_general(
             weight_ref[...],
-            x_rows[at],
+            x_panel(row, part),
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
@@ -140,8 +144,10 @@ def _kernel(
 def workload(x, weight, linear_bias, gn_weight, gn_bias, bias):
     """Normalises x (M, K) times weight (N, K) transposed; bias and result are (1, N, 1 or M, 1)."""
     (m, k), n = x.shape, weight.shape[0]
-    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    # At least three panels and four blocks: the small sizes take every turn of the large one.
+    block_m, block_n = _block(m, min(BLOCK_M, m // 3)), _block(n, min(BLOCK_N, n // 4))
     panels, blocks = m // block_m, n // block_n
+    shares = math.gcd(blocks, block_m // 16)  # of whole tiles
     vectors = jnp.stack([linear_bias, gn_weight, gn_bias], axis=1).astype(jnp.float32)
 
     def features(i, j):
@@ -161,7 +167,7 @@ def workload(x, weight, linear_bias, gn_weight, gn_bias, bias):
         ),
         out_shape=jax.ShapeDtypeStruct((n, m), x.dtype),
         scratch_shapes=[
-            pltpu.VMEM((2, block_m, k), x.dtype),
+            pltpu.VMEM((2, shares, block_m // shares, k), x.dtype),
             pltpu.SemaphoreType.DMA((2,)),
             pltpu.VMEM((1, block_m), jnp.float32),
             pltpu.VMEM((1, block_m), jnp.float32),
@@ -169,5 +175,5 @@ def workload(x, weight, linear_bias, gn_weight, gn_bias, bias):
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
         ),
-    )(x.reshape(panels, block_m, k), weight, vectors, bias.reshape(n, 1).astype(jnp.float32))
+    )(x.reshape(panels, shares, -1, k), weight, vectors, bias.reshape(n, 1).astype(jnp.float32))
     return out.reshape(1, n, m, 1)

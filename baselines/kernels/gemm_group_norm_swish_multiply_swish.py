@@ -9,6 +9,7 @@ VMEM at K = 8192: two buffers each of the panel of x (16 MiB), weights (8 MiB) a
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -46,17 +47,16 @@ def _block(size, preferred):
 
 
 def _panel(x_hbm, x_ref, arrived):
-    """Awaits panel i of x and starts to bring the next one, a share of its rows in each step.
+    """Awaits panel i of x (shares, rows, K) and starts to bring the next, a share in each step.
 
-    A block of the grid would come whole while the last step works, and that is too short.
+    A block of the grid would come whole in the step before it, and that is too short.
     """
     i, j = pl.program_id(0), pl.program_id(1)
-    panels, shares = x_hbm.shape[0], pl.num_programs(1)
-    share = x_hbm.shape[1] // shares
+    panels, shares = x_hbm.shape[:2]
 
     def copy(panel, n):
-        rows, slot = pl.ds(pl.multiple_of(n * share, share), share), lax.rem(panel, 2)
-        return pltpu.make_async_copy(x_hbm.at[panel, rows], x_ref.at[slot, rows], arrived.at[slot])
+        slot = lax.rem(panel, 2)
+        return pltpu.make_async_copy(x_hbm.at[panel, n], x_ref.at[slot, n], arrived.at[slot])
 
     @pl.when((i == 0) & (j == 0))
     def _():
@@ -66,11 +66,15 @@ def _panel(x_hbm, x_ref, arrived):
     def _():
         pl.loop(0, shares)(lambda n: copy(i, n).wait())
 
-    @pl.when(i + 1 < panels)
+    @pl.when((i + 1 < panels) & (j < shares))
     def _():
         copy(i + 1, j).start()
 
-    return x_ref.at[lax.rem(i, 2)]
+    def load(row, rows):
+        at = slice(row // x_ref.shape[2], (row + rows) // x_ref.shape[2])
+        return x_ref[lax.rem(i, 2), at].reshape(rows, -1)
+
+    return load
 
 
 def _swish(x):
@@ -80,7 +84,7 @@ def _swish(x):
 
 
 def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
-    x_rows = _panel(x_hbm, x_ref, arrived)
+    x_panel = _panel(x_hbm, x_ref, arrived)
     vectors = vector_ref[...].T
     bias, gn_weight, gn_bias, multiply_weight = (vectors[:, n : n + 1] for n in range(4))
 
@@ -95,7 +99,7 @@ def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
         at = slice(row, row + part)
         product = lax.dot_general(
             weight_ref[...],
-            x_rows[at],
+            x_panel(row, part),
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
@@ -118,11 +122,14 @@ def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
 def workload(x, gemm_weight, gemm_bias, gn_weight, gn_bias, multiply_weight):
     """Normalises x (M, K) times gemm_weight (N, K) transposed in groups of the N features."""
     (m, k), n = x.shape, gemm_weight.shape[0]
-    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    # At least three panels and four blocks: the small sizes take every turn of the large one.
+    block_m, block_n = _block(m, min(BLOCK_M, m // 3)), _block(n, min(BLOCK_N, n // 4))
+    panels, blocks = m // block_m, n // block_n
+    shares = math.gcd(blocks, block_m // 16)  # of whole tiles
     vectors = jnp.concatenate([gemm_bias, gn_weight, gn_bias, multiply_weight]).reshape(4, n)
     return pl.pallas_call(
         functools.partial(_kernel, part=_block(block_m, PART)),
-        grid=(m // block_m, n // block_n),
+        grid=(panels, blocks),
         in_specs=[
             pl.BlockSpec(memory_space=pl.ANY),
             pl.BlockSpec((block_n, k), lambda i, j: (j, 0)),
@@ -131,10 +138,10 @@ def workload(x, gemm_weight, gemm_bias, gn_weight, gn_bias, multiply_weight):
         out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, j)),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
         scratch_shapes=[
-            pltpu.VMEM((2, block_m, k), x.dtype),
+            pltpu.VMEM((2, shares, block_m // shares, k), x.dtype),
             pltpu.SemaphoreType.DMA((2,)),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
         ),
-    )(x.reshape(m // block_m, block_m, k), gemm_weight, vectors.astype(jnp.float32))
+    )(x.reshape(panels, shares, -1, k), gemm_weight, vectors.astype(jnp.float32))

@@ -9,6 +9,7 @@ VMEM at K = 4096: two buffers each of the panel of x (8 MiB), weights (4 MiB) an
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -46,17 +47,16 @@ def _block(size, preferred):
 
 
 def _panel(x_hbm, x_ref, arrived):
-    """Awaits panel i of x and starts to bring the next one, a share of its rows in each step.
+    """Awaits panel i of x (shares, rows, K) and starts to bring the next, a share in each step.
 
-    A block of the grid would come whole while the last step works, and that is too short.
+    A block of the grid would come whole in the step before it, and that is too short.
     """
     i, j = pl.program_id(0), pl.program_id(1)
-    panels, shares = x_hbm.shape[0], pl.num_programs(1)
-    share = x_hbm.shape[1] // shares
+    panels, shares = x_hbm.shape[:2]
 
     def copy(panel, n):
-        rows, slot = pl.ds(pl.multiple_of(n * share, share), share), lax.rem(panel, 2)
-        return pltpu.make_async_copy(x_hbm.at[panel, rows], x_ref.at[slot, rows], arrived.at[slot])
+        slot = lax.rem(panel, 2)
+        return pltpu.make_async_copy(x_hbm.at[panel, n], x_ref.at[slot, n], arrived.at[slot])
 
     @pl.when((i == 0) & (j == 0))
     def _():
@@ -66,15 +66,15 @@ def _panel(x_hbm, x_ref, arrived):
     def _():
         pl.loop(0, shares)(lambda n: copy(i, n).wait())
 
-    @pl.when(i + 1 < panels)
+    @pl.when((i + 1 < panels) & (j < shares))
     def _():
         copy(i + 1, j).start()
 
-    return x_ref.at[lax.rem(i, 2)]
+    return lambda: x_ref[lax.rem(i, 2)].reshape(-1, x_ref.shape[3])
 
 
 def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
-    x_rows = _panel(x_hbm, x_ref, arrived)
+    x_panel = _panel(x_hbm, x_ref, arrived)
 
     def norm(z):
         """Normalises the groups of features of z (features, rows)."""
@@ -85,12 +85,11 @@ def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
 
     def start(column):
         at = slice(column, column + part)
-        return at, jnp.dot(x_rows[...], weight_ref[:, at], preferred_element_type=jnp.float32)
+        return at, jnp.dot(x_panel(), weight_ref[:, at], preferred_element_type=jnp.float32)
 
     def finish(at, z):
         half = 0.5 * z  # x * sigmoid(x) = x / 2 * (1 + tanh(x / 2))
-        fraction = jnp.tanh(half.astype(jnp.bfloat16)).astype(jnp.float32)
-        z = half + half * fraction + vector_ref[:1, at]
+        z = half + half * jnp.tanh(half) + vector_ref[:1, at]
         normed = norm(z.T).astype(out_ref.dtype).T.astype(jnp.float32)
         normed = normed * vector_ref[1:2, at] + vector_ref[2:, at]
         out_ref[:, at] = normed.astype(out_ref.dtype)
@@ -107,11 +106,14 @@ def _kernel(x_hbm, weight_ref, vector_ref, out_ref, x_ref, arrived, *, part):
 def workload(x, weight, bias, gn_weight, gn_bias):
     """Normalises swish of x (M, K) times weight (K, N), plus bias, in groups of the features."""
     (m, k), n = x.shape, weight.shape[1]
-    block_m, block_n = _block(m, BLOCK_M), _block(n, BLOCK_N)
+    # At least three panels and four blocks: the small sizes take every turn of the large one.
+    block_m, block_n = _block(m, min(BLOCK_M, m // 3)), _block(n, min(BLOCK_N, n // 4))
+    panels, blocks = m // block_m, n // block_n
+    shares = math.gcd(blocks, block_m // 16)  # of whole tiles
     vectors = jnp.concatenate([bias, gn_weight, gn_bias]).reshape(3, n).astype(jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, part=_block(block_n, PART)),
-        grid=(m // block_m, n // block_n),
+        grid=(panels, blocks),
         in_specs=[
             pl.BlockSpec(memory_space=pl.ANY),
             pl.BlockSpec((k, block_n), lambda i, j: (0, j)),
@@ -120,10 +122,10 @@ def workload(x, weight, bias, gn_weight, gn_bias):
         out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, j)),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
         scratch_shapes=[
-            pltpu.VMEM((2, block_m, k), x.dtype),
+            pltpu.VMEM((2, shares, block_m // shares, k), x.dtype),
             pltpu.SemaphoreType.DMA((2,)),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
         ),
-    )(x.reshape(m // block_m, block_m, k), weight, vectors)
+    )(x.reshape(panels, shares, -1, k), weight, vectors)
