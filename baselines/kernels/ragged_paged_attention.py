@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 GROUP_PAGES = 32  # pages that are multiplied at once
-CHUNK_PAGES = 8  # copies that are started without a loop; groups have a multiple of it
+CHUNK_PAGES = 4  # copies that are started without a loop; groups have a multiple of it
 AHEAD = 1  # heads whose scores are started before the oldest is finished
 BUFFERS = 2  # groups in VMEM at a time
 VMEM_LIMIT_BYTES = 64 * 2**20
