@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 WINDOWS = 8  # windows of eight rows in one iteration
-AHEAD = 2  # products started before the oldest is finished
+AHEAD = 1  # products started before the oldest is finished
 GELU_DTYPE = "bfloat16"
 
 TUNABLES = {

@@ -74,14 +74,14 @@ def _turn(x_ref, pair_ref, turned_ref, image, row):
 def _kernel(x_ref, weight_ref, bias_ref, out_ref, pairs_ref, turned_ref):
     batch, channels, _, rows, width = x_ref.shape
     _, _, columns, _, out_channels = out_ref.shape
-    planes_rows = turned_ref.shape[1]
-    blocks = 2 * planes_rows // rows
+    planes, pairs = turned_ref.shape[:2]
+    blocks = 2 * pairs // rows
     step, steps = pl.program_id(0), pl.num_programs(0)
     chunk = max(n for n in range(1, COLUMNS + 1) if columns % n == 0)
 
     @pl.when(step < steps - 1)
     def _():
-        new, first = lax.rem(lax.div(step, blocks), 2), lax.rem(step, blocks) * (rows // 2)
+        new, first = lax.rem(lax.div(step, blocks), planes), lax.rem(step, blocks) * (rows // 2)
         words = x_ref.bitcast(jnp.int32)
         for image in range(0, batch, 2):
             two = [words.at[image + n].reshape(channels * rows, width)[...] for n in range(2)]
@@ -94,11 +94,12 @@ def _kernel(x_ref, weight_ref, bias_ref, out_ref, pairs_ref, turned_ref):
     @pl.when(step > blocks)
     def _():
         block = step - 1 - blocks
-        near, first = lax.rem(lax.div(block, blocks), 2), lax.rem(block, blocks) * (rows // 2)
+        near, first = lax.rem(lax.div(block, blocks), planes), lax.rem(block, blocks) * (rows // 2)
+        far = lax.rem(near + 1, planes)
         for row in range(rows // 2):
             # The row after the last one is of no row of the result.
-            below = jnp.minimum(first + row + 1, planes_rows - 1)
-            slots = [(near, first + row), (near, below), (1 - near, first + row), (1 - near, below)]
+            below = jnp.minimum(first + row + 1, pairs - 1)
+            slots = [(near, first + row), (near, below), (far, first + row), (far, below)]
             for start in range(0, columns, chunk):
                 lanes = []
                 for column in range(start, start + 3):
@@ -124,9 +125,10 @@ def workload(x, weight, bias):
     x = jnp.pad(x, ((0, images % 2),) + 4 * ((0, 0),))
     batch, channels, depth, height, width = x.shape
     out_channels = len(weight)
-    # Two blocks at least: the planes are written and read at once, in different ones.
-    rows = max(n for n in range(2, ROWS + 1, 2) if height % (2 * n) == 0 or n == 2)
+    rows = max((n for n in (8, 16) if n <= ROWS and height % n == 0), default=height)
     depths, blocks = depth // 2, height // rows
+    # A block of the planes that are read is overwritten, but not one that is still to be read.
+    planes = 2 if blocks > 1 else 4
     # (column of the filter, 2 depths, 2 rows, depth, row, channel) x (depth, row, channel)
     taps = [
         jnp.pad(weight, ((0, 0), (0, 0), (d, 1 - d), (h, 1 - h), (0, 0)))
@@ -155,7 +157,7 @@ def workload(x, weight, bias):
         ),
         scratch_shapes=[
             pltpu.VMEM((batch // 2, channels * rows, 2 * width), jnp.int32),
-            pltpu.VMEM((2, height // 2, width * batch // 2, 4 * channels), jnp.int32),
+            pltpu.VMEM((planes, height // 2, width * batch // 2, 4 * channels), jnp.int32),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES
