@@ -1,7 +1,7 @@
 """The table of all kernels: verdicts, times beside XLA's and the roofline, whole numbers.
 
     python scripts/report_kernels.py [--only gemm,rms_norm]   evaluate what is missing or stale
-    python scripts/report_kernels.py --full [--minutes 120]   compare at the published size, too
+    python scripts/report_kernels.py --full [--minutes 120]   first compare at the published size
     python scripts/report_kernels.py --no-evaluate            write the page from the table
 
 Rows are kept in docs/kernels.jsonl, and written as they are made: a killed run continues where it
@@ -254,13 +254,18 @@ def evaluated(name: str) -> Row:
 
 
 def compared(name: str) -> Row:
-    """Compares a kernel at the published size and keeps its row."""
-    workload, started = workloads.get(name), time.monotonic()
-    result = evaluate(name, kernels.source(name), verify="full")
-    row = {**read()[name], "full": whole(workload, result, time.monotonic() - started)}
-    if row["full"]["passed"] or result.status is Status.INCORRECT:  # else it is tried again
+    """Evaluates a kernel with its numbers at the published size, and keeps its row."""
+    workload, text, started = workloads.get(name), kernels.source(name), time.monotonic()
+    result = evaluate(name, text, verify="full")
+    full = whole(workload, result, time.monotonic() - started)
+    row = {**described(workload, text, result), "full": full}
+    if full["passed"] or result.status is Status.INCORRECT:  # else it is tried again
         keep(row)
     return row
+
+
+def _uncompared(row: Row | None, name: str, text: str) -> bool:
+    return stale(row, name, text) or (row["full"] is None and bool(row["speedup"]))
 
 
 @click.command()
@@ -277,6 +282,17 @@ def main(only: str, full: bool, minutes: float | None, evaluates: bool, as_json:
         raise click.UsageError(f"no kernel for {', '.join(unknown)}")
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
     texts = {n: kernels.source(n) for n in kernels.ids() if not wanted or n in wanted}
+    if full:
+        rows = read()
+        todo = [n for n, text in texts.items() if _uncompared(rows.get(n), n, text)]
+        todo.sort(key=lambda name: full_seconds(workloads.get(name)))
+        with progress_bar(len(todo), "comparing") as advance:
+            for name in todo:
+                if time.monotonic() + full_seconds(workloads.get(name)) > deadline:
+                    break
+                row = compared(name)
+                advance(f", {name}: {row['full']['status']}")
+                (DOCS / "kernels.md").write_text(page(read()))
     rows = read()
     todo = [n for n, text in texts.items() if evaluates and stale(rows.get(n), n, text)]
     with progress_bar(len(todo), "evaluating") as advance:
@@ -285,17 +301,6 @@ def main(only: str, full: bool, minutes: float | None, evaluates: bool, as_json:
                 break
             row = evaluated(name)
             advance(f", {name}: {row['status']}")
-            (DOCS / "kernels.md").write_text(page(read()))
-    rows = read()
-    todo = [n for n, text in texts.items() if full and not stale(rows.get(n), n, text)]
-    todo = [name for name in todo if rows[name]["speedup"] and rows[name]["full"] is None]
-    todo.sort(key=lambda name: full_seconds(workloads.get(name)))
-    with progress_bar(len(todo), "comparing") as advance:
-        for name in todo:
-            if time.monotonic() + full_seconds(workloads.get(name)) > deadline:
-                break
-            row = compared(name)
-            advance(f", {name}: {row['full']['status']}")
             (DOCS / "kernels.md").write_text(page(read()))
     (DOCS / "kernels.md").write_text(page(read()))
     facts = summary(read())
