@@ -232,7 +232,7 @@ def _kernel(
 
 
 def workload(query, key, value):
-    """Attends from query (B, S, Hq, D) to key and value (B, S, Hkv, D)."""
+    """Attends from query (B, S, Hq, D) to key and value (B, S, Hkv, D); Hq / Hkv is even."""
     batch, seq, all_heads, dim = query.shape
     group = all_heads // key.shape[2]
     heads = math.gcd(group, HEADS)
