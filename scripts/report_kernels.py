@@ -223,7 +223,8 @@ def page(rows: dict[str, Row]) -> str:
 
 def _line(workload: workloads.Workload, row: Row | None) -> str:
     if row is None:
-        return f"| {workload.id} | | | {workload.roofline_ms('v6e'):.3f} | | | | | no kernel | |"
+        why = "not evaluated" if workload.id in kernels.ids() else "no kernel"
+        return f"| {workload.id} | | | {workload.roofline_ms('v6e'):.3f} | | | | | {why} | |"
     ms, xla, roofline = row["ms"], row["xla_ms"], row["roofline_ms"]
     cells = [workload.id, _ms(ms), _ms(xla), _ms(roofline)]
     cells.append(f"{speedup(row):.2f}" if speedup(row) else "")

@@ -24,7 +24,7 @@ def run(*arguments, **kwargs):
 
 def test_help_names_every_command():
     text = run("--help").output
-    assert all(name in text for name in ("list", "show", "eval", "trace", "demo", "doctor"))
+    assert all(name in text for name in ("list", "show", "eval", "trace", "tune", "demo", "doctor"))
 
 
 def test_list_shows_every_workload():

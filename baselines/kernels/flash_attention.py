@@ -125,29 +125,28 @@ def _kernel(
         result = acc[q % 2, u, :dim] * (1.0 / acc[q % 2, u, dim : dim + 1])
         out_ref[queries(u, q)] = result.astype(out_ref.dtype).T
 
-    def step(q, k, diagonal=False, diagonal_next=False):
+    def step(q, k, diagonal=False, diagonal_next=False, last=False):
         """All units of a block of queries and a block of keys, and parts of those around them."""
-        last_q = jnp.where(k > 0, q, jnp.maximum(q - 1, 0))
-        last_k = jnp.maximum(jnp.where(k > 0, k, q) - 1, 0)
-        next_q, next_k = (jnp.minimum(q + 1, blocks - 1), 0) if diagonal else (q, k + 1)
+        before_q = jnp.where(k > 0, q, jnp.maximum(q - 1, 0))
+        before_k = jnp.maximum(jnp.where(k > 0, k, q) - 1, 0)
+        next_q, next_k = (q + 1, 0) if diagonal else (q, k + 1)
         for u in range(units):
             if diagonal:
                 write(u, jnp.maximum(q - 1, 0))
             if u < behind:
-                add(u - behind + units, last_q, last_k, False)
+                add(u - behind + units, before_q, before_k, False)
             else:
                 add(u - behind, q, k, diagonal)
             weigh(u, diagonal)
             soon = (u + ahead) % units
             if u + ahead < units:
                 score(soon, k, diagonal)
-                if diagonal:
-                    scale(soon, next_q)
-            else:
-                if diagonal:
-                    scale(soon, next_q)
+            if diagonal and not last:
+                scale(soon, next_q)
+            if u + ahead >= units and not last:
                 score(soon, next_k, diagonal_next)
-            prepare((u + 1) % units, (k if u + 1 < units else next_k) == 0)
+            if u + 1 < units or not last:
+                prepare((u + 1) % units, (k if u + 1 < units else next_k) == 0)
 
     for u in range(units):
         scale(u, 0)
@@ -156,20 +155,19 @@ def _kernel(
     prepare(0, True)
 
     def block_of_queries(q, carry):
+        """A block on the diagonal, and those before the next one in the row below."""
+
         def block_of_keys(k, carry):
-            step(q, k)
+            step(q + 1, k)
             return carry
 
-        lax.fori_loop(0, q - 1, block_of_keys, 0)
-
-        @pl.when(q > 0)
-        def _():
-            step(q, q - 1, diagonal_next=True)
-
         step(q, q, diagonal=True)
+        lax.fori_loop(0, q, block_of_keys, 0)
+        step(q + 1, q, diagonal_next=True)
         return carry
 
-    lax.fori_loop(0, blocks, block_of_queries, 0)
+    lax.fori_loop(0, blocks - 1, block_of_queries, 0)
+    step(blocks - 1, blocks - 1, diagonal=True, last=True)
     for u in range(units - behind, units):
         add(u, blocks - 1, blocks - 1, True)
     for u in range(units):

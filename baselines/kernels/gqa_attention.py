@@ -12,11 +12,11 @@ the scores of the unit AHEAD of it and the product of the one BEHIND. Both use t
 unit itself, which ties the three together: scores are stored where others have just been read.
 
 The heads whose units take turns share a key head. Heads lie inside positions here, so two heads
-share 32-bit words, and a row of every position is a strided load of such words. Key and value,
-which are small, get their heads outside by XLA.
+share 32-bit words, and a row of every position is a strided load of such words. Results replace the
+queries that they come from. Key and value, which are small, are transposed outside by XLA.
 
 VMEM: query and result of a key head's 16 heads in two buffers each, 64 MiB; a key and a value head,
-4 MiB; the result as words, 16 MiB; scores 4 MiB, weights 1 MiB, accumulators (of this block of
+4 MiB; query or result as words, 16 MiB; scores 4 MiB, weights 1 MiB, accumulators (of this block of
 queries and of the last) 2.3 MiB, 92 MiB.
 """
 
@@ -97,21 +97,34 @@ def _kernel(
         for ref in (weights, fade, acc):
             ref[...] = jnp.zeros_like(ref)
 
-    query_words = query_ref.bitcast(jnp.int32)
+    def rows_of(i):
+        return 0, pl.ds(pl.multiple_of(i * tile, tile), tile)
+
+    def words_of(i):
+        return pl.ds(pl.multiple_of(i * tile * pairs, tile * pairs), tile * pairs)
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        def pack(i, carry):
+            rows = query_ref[rows_of(i)].reshape(tile * held, dim)
+            words[words_of(i), :] = pltpu.bitcast(rows, jnp.int32)
+            return carry
+
+        lax.fori_loop(0, seq // tile, pack, 0)
 
     def keys(k, rows):
         return 0, 0, pl.ds(pl.multiple_of(k * block, block), rows)
 
     def queries(u, q):
-        return pl.multiple_of(q * block, block) + u % tiles * tile, first_pair + u // tiles // 2
+        first = (q * block + u % tiles * tile) * pairs + first_pair + u // tiles // 2
+        return pl.ds(first, tile, stride=pairs)
 
     def length(u, diagonal):
         return (u % tiles + 1) * tile if diagonal else block
 
     def scale(u, q):
         factor = CONFIG["scale"] * math.log2(math.e)  # so that exp2 will do
-        first, pair = queries(u, q)
-        both = query_words[0, pl.ds(first, tile), pair, :]
+        both = words[queries(u, q), :]
         bits = both & -(2**16) if u // tiles % 2 else both << 16
         scaled[u] = (lax.bitcast_convert_type(bits, jnp.float32) * factor).astype(scaled.dtype)
 
@@ -158,33 +171,30 @@ def _kernel(
             )
             for n in (u - tiles, u)
         )
-        first, pair = queries(u, q)
-        both = (odd | lax.shift_right_logical(even, 16)).T
-        words[pl.ds(first * pairs + pair, tile, stride=pairs), :] = both
+        words[queries(u, q), :] = (odd | lax.shift_right_logical(even, 16)).T
 
-    def step(q, k, diagonal=False, diagonal_next=False):
+    def step(q, k, diagonal=False, diagonal_next=False, last=False):
         """All units of a block of queries and a block of keys, and parts of those around them."""
-        last_q = jnp.where(k > 0, q, jnp.maximum(q - 1, 0))
-        last_k = jnp.maximum(jnp.where(k > 0, k, q) - 1, 0)
-        next_q, next_k = (jnp.minimum(q + 1, blocks - 1), 0) if diagonal else (q, k + 1)
+        before_q = jnp.where(k > 0, q, jnp.maximum(q - 1, 0))
+        before_k = jnp.maximum(jnp.where(k > 0, k, q) - 1, 0)
+        next_q, next_k = (q + 1, 0) if diagonal else (q, k + 1)
         for u in range(units):
             if diagonal:
                 write(u, jnp.maximum(q - 1, 0))
             if u < behind:
-                add(u - behind + units, last_q, last_k, False)
+                add(u - behind + units, before_q, before_k, False)
             else:
                 add(u - behind, q, k, diagonal)
             weigh(u, diagonal)
             soon = (u + ahead) % units
             if u + ahead < units:
                 score(soon, k, diagonal)
-                if diagonal:
-                    scale(soon, next_q)
-            else:
-                if diagonal:
-                    scale(soon, next_q)
+            if diagonal and not last:
+                scale(soon, next_q)
+            if u + ahead >= units and not last:
                 score(soon, next_k, diagonal_next)
-            prepare((u + 1) % units, (k if u + 1 < units else next_k) == 0)
+            if u + 1 < units or not last:
+                prepare((u + 1) % units, (k if u + 1 < units else next_k) == 0)
 
     for u in range(units):
         scale(u, 0)
@@ -193,20 +203,19 @@ def _kernel(
     prepare(0, True)
 
     def block_of_queries(q, carry):
+        """A block on the diagonal, and those before the next one in the row below."""
+
         def block_of_keys(k, carry):
-            step(q, k)
+            step(q + 1, k)
             return carry
 
-        lax.fori_loop(0, q - 1, block_of_keys, 0)
-
-        @pl.when(q > 0)
-        def _():
-            step(q, q - 1, diagonal_next=True)
-
         step(q, q, diagonal=True)
+        lax.fori_loop(0, q, block_of_keys, 0)
+        step(q + 1, q, diagonal_next=True)
         return carry
 
-    lax.fori_loop(0, blocks, block_of_queries, 0)
+    lax.fori_loop(0, blocks - 1, block_of_queries, 0)
+    step(blocks - 1, blocks - 1, diagonal=True, last=True)
     for u in range(units - behind, units):
         add(u, blocks - 1, blocks - 1, True)
     for u in range(units):
@@ -215,16 +224,15 @@ def _kernel(
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
         def unpack(i, carry):
-            at = pl.ds(pl.multiple_of(i * tile, tile), tile)
-            both = pltpu.bitcast(words[pl.ds(i * tile * pairs, tile * pairs), :], out_ref.dtype)
-            out_ref[0, at] = both.reshape(tile, held, dim)
+            rows = pltpu.bitcast(words[words_of(i), :], out_ref.dtype)
+            out_ref[rows_of(i)] = rows.reshape(tile, held, dim)
             return carry
 
         lax.fori_loop(0, seq // tile, unpack, 0)
 
 
 def workload(query, key, value):
-    """Attends from query (B, S, Hq, D) to key and value (B, S, Hkv, D)."""
+    """Attends from query (B, S, Hq, D) to key and value (B, S, Hkv, D); Hq / Hkv is even."""
     batch, seq, all_heads, dim = query.shape
     group = all_heads // key.shape[2]
     heads = math.gcd(group, HEADS)

@@ -9,7 +9,7 @@ from jax.experimental.pallas.ops.tpu.matmul import matmul
 
 BLOCK_Q = 1024
 BLOCK_K_MAJOR = 1024
-BLOCK_K = 512
+BLOCK_K = 1024
 
 WIDTH = 256  # of a head
 

@@ -17,7 +17,7 @@ from workloads import CORES, DRAWS
 
 PRESET, DRAW, SEED = "tiles", DRAWS[2], 1
 # The heaviest; others of their kind remain.
-SLOW = frozenset({"conv2d_activation_batch_norm"})
+SLOW = frozenset({"conv2d_activation_batch_norm", "conv3d_mish_tanh"})
 
 
 def lowered(name):
