@@ -66,7 +66,7 @@ def progress(summary: dict[str, Any]) -> str:
     top = max(2.0, *(max(curve) for curve in best))
     return (
         f"<ul class=key>{key}</ul><div class=charts>"
-        + _chart("Best speedup so far, median over workloads", best, 1.0, top, "x")
+        + _chart("Best speedup so far, median over workloads", best, 0.0, top, "x")
         + _chart("Workloads solved, %", share, 0.0, 100.0, "")
         + "</div>"
     )

@@ -37,7 +37,8 @@ def write(summary: dict[str, Any], folder: Path) -> list[str]:
     for name, make in zip(FILES, makers, strict=True):
         figure = Figure(layout="constrained")
         make(figure, summary)
-        figure.supxlabel(note, fontsize=7, color="#666666")
+        for legend in figure.legends:
+            legend.set_title(note, prop={"size": 7})
         # Without the version of matplotlib the bytes depend on what they show alone.
         figure.savefig(folder / name, dpi=130, metadata={"Software": None})
     return list(FILES)
@@ -47,14 +48,15 @@ def _outcomes(figure: Any, summary: dict[str, Any]) -> None:
     rows = summary["rows"]
     figure.set_size_inches(9, 1.6 + 0.42 * len(rows))
     axes = figure.subplots()
-    labels = [row["label"] for row in rows]
+    places = range(len(rows))
     left = [0.0] * len(rows)
     for name, colour in COLOURS.items():
         widths = [100 * row["outcomes"][name] / max(1, row["samples"]) for row in rows]
         if any(widths):
-            axes.barh(labels, widths, left=left, color=colour, label=NAMES[name], height=0.7)
+            axes.barh(places, widths, left=left, color=colour, label=NAMES[name], height=0.7)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set(xlim=(0, 100), xlabel="share of samples, %", title="What samples came to")
+    axes.set_yticks(places, [row["label"] for row in rows])
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
@@ -69,7 +71,9 @@ def _progress(figure: Any, summary: dict[str, Any]) -> None:
         steps = range(1, len(curve["solved"]) + 1)
         best.step(steps, curve["median_best"], where="post", label=row["label"], **style)
         share.step(steps, [100 * s for s in curve["solved"]], where="post", **style)
-    best.set(title="Best speedup so far, median (floor 1x)", xlabel="samples", ylabel="over XLA")
+    best.set(title="Best speedup so far, median", xlabel="samples", ylabel="over XLA")
+    best.axhline(1, color="#888888", linewidth=0.8)
+    best.set_ylim(bottom=0)
     share.set(title="Workloads solved, %", xlabel="samples", ylim=(0, 102))
     for axes in (best, share):
         axes.grid(alpha=0.3)
@@ -91,7 +95,11 @@ def _workloads(figure: Any, summary: dict[str, Any]) -> None:
         _points(axes, names, values, heading, color="#444444", marker=mark)
     axes.axvline(1, color="#888888", linewidth=0.8)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    low, high = axes.get_xlim()
+    ticks = [step * 10.0**n for n in range(-3, 4) for step in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set(
         ylim=(len(names) - 0.5, -0.5), xlabel="speedup over XLA", title="Best of each workload"

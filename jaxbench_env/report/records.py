@@ -167,7 +167,7 @@ def read(
             "output_tokens": sum(line["output_tokens"] for line in answers),
             "cost": _sum([line["cost"] for line in answers]),
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{name}: a record is not as docs/records.md says: {error!r}") from None
     unknown = samples.keys() - {*settings["workloads"]}
     if unknown:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import reward
-from jaxbench_env.report import records
+from jaxbench_env.report import records, references
 from jaxbench_env.report.records import Run
 from jaxbench_env.taxonomy import Category, classify
 
@@ -58,6 +58,12 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
             notes.append(f"{label}: one seed stands for several runs ({seeds})")
     if len({tuple(sorted(row["speedups"])) for row in rows}) > 1:
         notes.append("The rows are over different workloads: their means do not compare.")
+    whole = references.published()["workloads"]
+    if facts["kind"] == "model" and any(row["workloads"] != whole for row in rows):
+        notes.append(
+            f"Published rows are over {whole} workloads, not the same as ours: their means do not "
+            "compare."
+        )
     return {"facts": facts, "rows": rows, "notes": notes}
 
 
@@ -189,7 +195,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _progress(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """After each sample: median of the best speedups so far, floored at 1, and share solved."""
+    """After each sample: median of the best speedups so far, 0 if unsolved, and share solved."""
     curves = []
     for run in runs:
         for name in run.workloads:
@@ -203,6 +209,6 @@ def _progress(runs: Sequence[Run]) -> dict[str, list[float]]:
     length = max(map(len, curves))
     columns = [[curve[min(n, len(curve) - 1)] for curve in curves] for n in range(length)]
     return {
-        "median_best": [statistics.median(max(1.0, v or 1.0) for v in of) for of in columns],
+        "median_best": [statistics.median(v or 0.0 for v in of) for of in columns],
         "solved": [sum(v is not None for v in of) / len(of) for of in columns],
     }

@@ -104,7 +104,8 @@ def overview(summary: dict[str, Any]) -> Table:
         rows += [_published_line(policy, of, known) for policy, of in known["methods"].items()]
         caption += (
             f" Rows marked as published are of {known['source']} ({known['model']}, "
-            f"{known['device']}); theirs were other inputs and another compiler: {ours} is ours."
+            f"{known['device']}), with other inputs and another compiler, "
+            f"{known['compiler']}."
         )
     return Table("overview", "Policies", caption, columns, rows)
 
@@ -145,7 +146,7 @@ def _published_line(policy: str, of: dict[str, Any], known: dict[str, Any]) -> l
         Cell(""),
         *(_share(of.get(f"fast_{p:g}")) for p in FAST_P),
         _share(of["api_misuse"]),
-        Cell(f"measured; {known['compiler']}", known["compiler"]),
+        Cell("measured, not stated", f"measured, {known['compiler']}"),
     ]
 
 
@@ -240,7 +241,7 @@ def progress(summary: dict[str, Any]) -> Table:
         rows.append(cells)
     caption = (
         "After so many samples of each workload: median over workloads of the best speedup so far "
-        "(floor 1x), and share of workloads solved."
+        "(0 where nothing is correct yet), and share of workloads solved."
     )
     columns = ["", *(f"{step} samples" if step > 1 else "1 sample" for step in steps)]
     return Table("progress", "Progress over samples", caption, columns, rows)

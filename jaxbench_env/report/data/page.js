@@ -176,13 +176,16 @@
     }
     const programs = entries(result.programs).map(([name, value]) => [name, `${value} ms`]);
     if (programs.length) all.push(fold("Programs", table(["program", "time"], programs)));
-    const facings = Object.entries(result.shown || {});
-    if (facings.length) all.push(fold("What was shown", facts(facings)));
-    all.push(fold("Provenance", facts([
-      ...Object.entries(result.provenance).map(([name, value]) =>
-        [name, value !== null && typeof value === "object" ? JSON.stringify(value) : String(value)]),
-    ])));
-    if (location.hash === link(workload.id, line) || single) at("detail").replaceChildren(...all);
+    const fences = Object.entries(result.shown || {});
+    if (fences.length) all.push(fold("What was shown", facts(fences)));
+    const plain = (value) =>
+      (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
+    all.push(fold("Provenance", facts(
+      Object.entries(result.provenance).map(([name, value]) => [name, plain(value)]))));
+    if (location.hash !== link(workload.id, line) && !single) return;  // another was asked for
+    at("detail").replaceChildren(...all);
+    const bad = at("bad");
+    if (bad) bad.parentNode.scrollTop = bad.offsetTop - bad.parentNode.clientHeight / 2;
   }
 
   let told = "";

@@ -2,20 +2,24 @@
 
 As a script it writes runs of the size of the published comparison:
 
-    python -m tests.report.made_up runs/made-up --workloads 50 --budget 144
+    python tests/report/made_up_runs.py runs/made-up --workloads 50 --budget 144
 """
 
 import argparse
+import base64
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import workloads
 from baselines import kernels
+from baselines.rollout.records import Run
 from jaxbench_env import EvalResult, Stage, Status
 from jaxbench_env.evaluator.cache import source_hash
 from jaxbench_env.evaluator.result import Memory, NumericCheck, Provenance, Times
+from jaxbench_env.report import read
 
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
 MODEL = {"proposer": "openai", "model": "made-up-1", "base_url": "http://localhost", "extra": {}}
@@ -25,7 +29,7 @@ MUTANTS = Path(__file__).parents[1] / "data" / "mutants.jsonl"
 
 def verdict(status, speedup=None, workload="gemm", text="", rng=None, **fields):
     """A verdict of that status, with everything a report shows."""
-    rng = rng or random.Random(text)
+    rng = rng or random.Random(source_hash(text))
     compiled = status.rank >= Status.INTERPRETER_ERROR.rank
     stage = Stage.CORRECT if status.correct else Stage.COMPILED if compiled else Stage.AUDITED
     times = Times(
@@ -153,11 +157,15 @@ def typical(folder, names, budget=24, skill=0.4, **options):
     return write(folder, samples, budget=budget, names=names, **options)
 
 
+def run(folder):
+    """Reads a run."""
+    found = Run(folder)
+    lines = [list(found.lines(kind)) for kind in ("candidates", "finals", "calls")]
+    return read(folder.name, found.settings, *lines, found.source)
+
+
 def packs(page):
     """What a page unpacks: the index, and the packs by their name."""
-    import base64
-    import re
-
     found = re.findall(
         rb'<script type="application/octet-stream" id="(\w+)">([A-Za-z0-9+/=]+)</script>', page
     )
