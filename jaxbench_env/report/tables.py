@@ -95,10 +95,10 @@ def overview(summary: dict[str, Any]) -> Table:
     )
     if summary["facts"]["kind"] == "synthetic":
         caption = (
-            "SYNTHETIC: the texts were sampled from templates of finished kernels with mistakes "
-            "put in, no language model wrote them. Such rows say how policies search, not what "
-            "a model can do, and must not stand beside a model's; so the published figures, "
-            "which are of a language model, are left out. " + caption
+            "SYNTHETIC: the texts were sampled from templates of finished kernels, some with "
+            "mistakes put in; no language model wrote them. Such rows say how policies search, "
+            "not what a model can do, and must not stand beside a model's; so the published "
+            "figures, which are of a language model, are left out. " + caption
         )
     else:
         rows += [_published_line(policy, of, known) for policy, of in known["methods"].items()]
@@ -202,7 +202,7 @@ def columns_beside(summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def per_workload(summary: dict[str, Any]) -> Table:
     """Best speedup of each workload beside kernels by people."""
     names = list(dict.fromkeys(name for row in summary["rows"] for name in row["speedups"]))
-    beside = columns_beside(summary)
+    beside = [(title, of) for title, of in columns_beside(summary) if of.keys() & {*names}]
     rows = []
     for name in names:
         cells = [Cell(name, name)]

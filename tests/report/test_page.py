@@ -1,6 +1,8 @@
 """The page: well-formed, self-contained, and safe whatever the kernels say."""
 
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -133,3 +135,18 @@ def test_the_same_records_give_the_same_bytes(runs, tmp_path):
         files, _ = write(runs, summarise(runs), tmp_path / "out" / name)
         written.append({f: (tmp_path / "out" / name / f).read_bytes() for f in files})
     assert written[0] == written[1] and {"report.md", "report.html"} <= written[0].keys()
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_a_browser_unpacks_the_page_and_marks_the_line(tmp_path):
+    text = "a = 1\nb = '</script><script>document.title = 2</script>'\n"
+    result = verdict(Status.COMPILE_ERROR, None, "gemm", text, line=2)
+    (tmp_path / "page.html").write_bytes(verdict_page("gemm", text, result))
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"]
+    address = (tmp_path / "page.html").as_uri()
+    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=120).stdout
+    article = shown[shown.index("<article") : shown.index("</article>")]
+    assert "<title>gemm: compile_error</title>" in shown
+    assert 'class="row bad"' in article and "<script>" not in article
+    assert "b = '&lt;/script&gt;&lt;script&gt;" in article and "Made up: compile_error." in article

@@ -97,7 +97,7 @@
 
   function source(text, bad) {
     const block = make("pre", { class: "source", tabindex: 0, "aria-label": "Kernel" });
-    text.split(/\r\n|\r|\n/).forEach((row, n) => {
+    text.replace(/\n$/, "").split(/\r\n|\r|\n/).forEach((row, n) => {
       const here = n + 1 === bad;
       const line = make("span", { class: here ? "row bad" : "row" },
         make("span", { class: "no", "aria-hidden": "true" }, String(n + 1)),
