@@ -30,6 +30,7 @@ def test_it_prints_markdown_or_json(folder):
 
 
 def test_it_writes_files(folder, tmp_path):
+    pytest.importorskip("matplotlib")
     done = invoke("report", folder, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     names = {path.name for path in (tmp_path / "out").iterdir()}
