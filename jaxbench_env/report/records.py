@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,6 +179,31 @@ def read(
 
 def _sum(costs: list[float | None]) -> float | None:
     return None if not costs or None in costs else sum(costs)
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """Runs of one seed that have no workload in common as one; what they cost is left out.
+
+    Args:
+        runs: Alike but for seed and workloads.
+    """
+    found: list[Run] = []
+    for run in runs:
+        for at, other in enumerate(found):
+            same = other.settings["seed"] == run.settings["seed"]
+            if same and not {*other.workloads} & {*run.workloads}:
+                both = {**other.settings, "workloads": [*other.workloads, *run.workloads]}
+                found[at] = dataclasses.replace(
+                    other,
+                    settings=both,
+                    samples={**other.samples, **run.samples},
+                    finals={**other.finals, **run.finals},
+                    usage={},
+                )
+                break
+        else:
+            found.append(run)
+    return found
 
 
 def writer(proposer: Mapping[str, Any] | None) -> str:

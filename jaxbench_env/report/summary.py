@@ -31,7 +31,8 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     """All numbers of a report.
 
     Runs that differ in their seed alone are one row: shares and means are averaged over them, a
-    workload's speedup is their median (the lower of two), where unsolved is below everything.
+    workload's speedup is their median (the lower of two), where unsolved is below everything. Runs
+    that have their seed in common, too, are parts of one if they share no workload.
 
     Args:
         runs: The rollouts.
@@ -53,9 +54,8 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         rows.append(_row(label, members))
         short = [_short(run) for run in members]
         notes += [f"{run.name}: {text}" for run, text in zip(members, short, strict=True) if text]
-        seeds = [run.settings["seed"] for run in members]
-        if len({*seeds}) < len(seeds):
-            notes.append(f"{label}: one seed stands for several runs ({seeds})")
+        if len({*rows[-1]["seeds"]}) < len(rows[-1]["seeds"]):
+            notes.append(f"{label}: runs of one seed share workloads; they count as of two seeds")
     if len({tuple(sorted(row["speedups"])) for row in rows}) > 1:
         notes.append("The rows are over different workloads: their means do not compare.")
     whole = references.published()["workloads"]
@@ -113,13 +113,14 @@ def _short(run: Run) -> str:
     )
 
 
-def _row(label: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _row(label: str, members: Sequence[Run]) -> dict[str, Any]:
+    runs = records.joined(members)
     first = runs[0].settings
     each = [_numbers(run) for run in runs]
     outcomes: Counter[str] = sum((Counter(one["outcomes"]) for one in each), Counter())
     samples = sum(one["samples"] for one in each)
     geomeans = [one["geomean"] for one in each]
-    costs = [run.usage.get("cost") for run in runs]
+    costs = [run.usage.get("cost") for run in members]
     names = list(dict.fromkeys(name for run in runs for name in run.workloads))
     return {
         "label": label,
@@ -129,7 +130,7 @@ def _row(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         "constants": first["constants"],
         "budget": first["budget"],
         "seeds": [run.settings["seed"] for run in runs],
-        "runs": [run.name for run in runs],
+        "runs": [run.name for run in members],
         "workloads": len(names),
         "samples": samples,
         **{
@@ -146,10 +147,13 @@ def _row(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         "outcomes": {name: outcomes[name] for name in OUTCOMES},
         "api_misuse": outcomes["api_misuse"] / samples if samples else None,
         "verified": _average([one["verified"] for one in each]),
-        "input_tokens": sum(run.usage.get("input_tokens", 0) for run in runs),
-        "output_tokens": sum(run.usage.get("output_tokens", 0) for run in runs),
+        "input_tokens": sum(run.usage.get("input_tokens", 0) for run in members),
+        "output_tokens": sum(run.usage.get("output_tokens", 0) for run in members),
         "cost": None if None in costs else sum(costs),
-        "speedups": {name: _median([_best(run, name) for run in runs]) for name in names},
+        "speedups": {
+            name: _median([_best(run, name) for run in runs if name in run.workloads])
+            for name in names
+        },
         "progress": _progress(runs),
     }
 

@@ -128,7 +128,7 @@ def _overview_line(row: dict[str, Any], compiler: str) -> list[Cell]:
         Cell(f"{row['solved']:.3g}/{row['workloads']}", row["solved"]),
         geomean,
         _x(row["mean"]),
-        *(_share(row["fast_p"][str(p)]) for p in FAST_P),
+        *(_share(row["fast_p"][str(p)], 0) for p in FAST_P),
         _share(row["api_misuse"]),
         Cell(compiler, compiler),
     ]
@@ -144,7 +144,7 @@ def _published_line(policy: str, of: dict[str, Any], known: dict[str, Any]) -> l
         Cell(f"{of['solved']}/{known['workloads']}", of["solved"]),
         _x(of["geomean"]),
         Cell(""),
-        *(_share(of.get(f"fast_{p:g}")) for p in FAST_P),
+        *(_share(of.get(f"fast_{p:g}"), 0) for p in FAST_P),
         _share(of["api_misuse"]),
         Cell("measured, not stated", f"measured, {known['compiler']}"),
     ]
@@ -299,5 +299,5 @@ def _x(value: float | None) -> Cell:
     return Cell("" if value is None else f"{value:.2f}", value)
 
 
-def _share(value: float | None) -> Cell:
-    return Cell("" if value is None else f"{value:.1%}", value)
+def _share(value: float | None, digits: int = 1) -> Cell:
+    return Cell("" if value is None else f"{value:.{digits}%}", value)

@@ -79,6 +79,24 @@ def test_seeds_are_one_row_and_a_workload_has_their_median(tmp_path):
     assert summarise(runs[::-1])["rows"] == summary["rows"]
 
 
+def test_a_run_in_parts_counts_as_one(tmp_path):
+    gemm, norm = [right("gemm", 0, 4.0), wrong("gemm", 1)], [wrong("rms_norm", 0)]
+    whole = run(write(tmp_path / "whole", gemm + norm, names=("gemm", "rms_norm")))
+    parts = [run(write(tmp_path / s[0][0], s, names=(s[0][0],))) for s in (gemm, norm)]
+    (one,), (two,) = summarise([whole])["rows"], summarise(parts)["rows"]
+    assert one.pop("runs") == ["whole"] and two.pop("runs") == ["gemm", "rms_norm"]
+    assert one == two and one["geomean"] == pytest.approx(2.0)
+
+
+def test_a_seed_that_lacks_a_workload_says_nothing_about_it(tmp_path):
+    both = [right("gemm", 0, 4.0), right("rms_norm", 0, 2.0)]
+    runs = [
+        run(write(tmp_path / "0", both, names=("gemm", "rms_norm"))),
+        run(write(tmp_path / "1", both[:1], names=("gemm",), seed=1)),
+    ]
+    assert summarise(runs)["rows"][0]["speedups"] == {"gemm": 4.0, "rms_norm": 2.0}
+
+
 def test_rows_of_one_name_say_what_they_differ_in(tmp_path):
     runs = [
         run(write(tmp_path / str(beam), [right("gemm", 0, 2.0)], constants={"beam": beam, "c": 1}))
