@@ -80,7 +80,10 @@ class Verdicts:
             RuntimeError: If the evaluator fails twice.
         """
         hashes = [canonical_hash(text) for text in texts]
-        missing = {h: t for h, t in zip(hashes, texts, strict=True) if h not in self._known}
+        missing: dict[str, str] = {}
+        for kernel, text in zip(hashes, texts, strict=True):
+            if kernel not in self._known:
+                missing.setdefault(kernel, text)
         if missing:
             with ThreadPoolExecutor(self.workers) as pool:
                 list(pool.map(self._make, missing, missing.values()))
