@@ -145,7 +145,7 @@ def test_the_summary_compares_methods_and_states_the_regret():
     assert [methods[m]["correct"] for m in episodes.METHODS] == [0, 0.5, 1, 0.5]
     assert summary["workloads"]["rms_norm"]["best_known"] == 2.5
     assert methods["best_of_n"]["regret"] == pytest.approx(1 - 1 / 2.5)
-    assert [t["met"] for t in summary["targets"]] == [True] * 3
+    assert [t["met"] for t in summary["targets"] if t["expected"]] == [True] * 3
     assert summary["targets"][0]["wins"] == 3
     assert "Budget 2: 1 of 50 workloads, 3 seeds (synthetic)" in page.written(lines)
 
@@ -153,7 +153,7 @@ def test_the_summary_compares_methods_and_states_the_regret():
 def test_an_order_that_does_not_hold_is_said():
     lines = [line(m, 0, [s]) for m, s in zip(episodes.METHODS, (1.5, 1.2, None, 1.1), strict=True)]
     (summary,) = page.summaries(lines)
-    assert [t["met"] for t in summary["targets"]] == [False, False, False]
+    assert [t["met"] for t in summary["targets"] if t["expected"]] == [False, False, False]
     assert page.written(lines).count("**no**") == 3
 
 
