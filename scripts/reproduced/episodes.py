@@ -56,7 +56,8 @@ class Verdicts:
         log: Where they are kept.
         deadline: Of `time.monotonic`, after which no text is evaluated.
         workers: Evaluations at once.
-        seconds: Wall time of the evaluation of each kernel, by its hash.
+        seconds: Wall time of the evaluation of each kernel, by its hash; of those that were
+            evaluated for this log, and not taken from the evaluator's cache.
     """
 
     workload: Workload
@@ -70,7 +71,8 @@ class Verdicts:
         target = self.evaluator.target
         self._known = self.log.results(self.workload, target)
         rows = self.log.current(self.workload, target)
-        self.seconds = {row["kernel"]: row["values"]["seconds"] for row in rows}
+        took = {row["kernel"]: row["values"]["seconds"] for row in rows}
+        self.seconds = {kernel: seconds for kernel, seconds in took.items() if seconds is not None}
 
     def of(self, texts: list[str]) -> list[EvalResult]:
         """Verdicts on texts, in their order.
@@ -99,12 +101,14 @@ class Verdicts:
         if result.status is Status.EVALUATOR_ERROR:
             raise RuntimeError(f"{self.workload.id}: {result.message}\n{result.details}")
         seconds = round(time.monotonic() - started, 2)
+        cached = "cache" in result.durations
         what = text.partition("\n")[0]
-        self.log.append(kernel, {"text": what, "seconds": seconds}, result)
+        self.log.append(kernel, {"text": what, "seconds": None if cached else seconds}, result)
         # As it will be read from the log, so that a resumed run sees the same.
         made = dataclasses.asdict(result.provenance)
         self._known[kernel] = recorded.expand(recorded.shrink(result), made)
-        self.seconds[kernel] = seconds
+        if not cached:
+            self.seconds[kernel] = seconds
 
 
 def run(

@@ -103,7 +103,6 @@ def _summary(budget: int, of: dict[str, list[Line]]) -> dict[str, Any]:
         }
         for a, b, figure in (*TARGETS, *BESIDES)
     ]
-    texts, seconds = sum(line["texts"] for line in every), sum(line["seconds"] for line in every)
     return {
         "budget": budget,
         "constants": {
@@ -114,8 +113,7 @@ def _summary(budget: int, of: dict[str, list[Line]]) -> dict[str, Any]:
         "targets": targets,
         "workloads": rows,
         "samples": sum(len(line["samples"]) for line in every),
-        "texts": texts,
-        "seconds": seconds,
+        **{name: sum(line[name] for line in every) for name in ("texts", "timed", "seconds")},
     }
 
 
@@ -133,8 +131,7 @@ def _row(lines: Sequence[Line]) -> dict[str, Any]:
             for m in METHODS
         },
         "samples": sum(len(line["samples"]) for line in lines),
-        "texts": sum(line["texts"] for line in lines),
-        "seconds": sum(line["seconds"] for line in lines),
+        **{name: sum(line[name] for line in lines) for name in ("texts", "timed", "seconds")},
     }
 
 
@@ -213,8 +210,8 @@ def _table(summary: dict[str, Any]) -> str:
     lines += [
         "",
         "Under a method: median speedup over seeds (correct samples). Texts: distinct kernels "
-        f"among the {samples} samples of a workload; seconds: wall time of their evaluation. "
-        "Seconds of kernels that are in tables of other budgets, too, stand in each.",
+        f"among the {samples} samples of a workload; seconds: wall time of the "
+        "evaluation of those that were not evaluated before, for another run.",
         "",
     ]
     return "\n".join(lines)
@@ -232,7 +229,7 @@ def _cost(found: Sequence[dict[str, Any]]) -> str:
     whole = WORKLOADS * SEEDS * len(METHODS) * BUDGET
     for summary in found:
         samples, texts = summary["samples"], summary["texts"]
-        each = summary["seconds"] / max(1, texts)
+        each = summary["seconds"] / max(1, summary["timed"])
         hours = whole * texts / samples * each / 3600
         lines.append(
             f"- Budget {summary['budget']}: {samples:,} samples were {texts:,} distinct kernels "

@@ -72,6 +72,7 @@ def line(method, seed, speedups, workload="rms_norm", **changes):
         "constants": {"chain_count": 1, "plans": 1, "codes": 1},
         "samples": samples,
         "texts": 2,
+        "timed": 2,
         "seconds": 3.0,
         **changes,
     }
