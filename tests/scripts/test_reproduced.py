@@ -151,6 +151,12 @@ def test_the_summary_compares_methods_and_states_the_regret():
     assert "Budget 2: 1 of 50 workloads, 3 seeds (synthetic)" in page.written(lines)
 
 
+def test_the_cost_of_the_whole_counts_what_smaller_budgets_evaluated():
+    whole = [line(m, 0, [1.5] * BUDGET, seconds=30.0) for m in episodes.METHODS]
+    lines = [*whole, *(line(m, 0, [1.5], seconds=6.0) for m in episodes.METHODS)]
+    assert "50 of them (86,400 samples) would take 2.0 hours" in page.written(lines)
+
+
 def test_an_order_that_does_not_hold_is_said():
     lines = [line(m, 0, [s]) for m, s in zip(episodes.METHODS, (1.5, 1.2, None, 1.1), strict=True)]
     (summary,) = page.summaries(lines)
