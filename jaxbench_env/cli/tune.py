@@ -67,7 +67,11 @@ def run(
                     advance(f", {_best(points)}")
             except KeyboardInterrupt:
                 interrupted = True
-    except (kernels.NoKernel, TemplateError, tuning.MissingPackage, OSError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not UTF-8: {error}") from None
+    except kernels.NoKernel as error:
+        raise click.UsageError(f"{error}; give another with --file") from None
+    except (TemplateError, tuning.MissingPackage, OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     found = tuning.best(points)
     report = _report(workload, space, points, found, target, options)
