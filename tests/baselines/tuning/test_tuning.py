@@ -144,6 +144,22 @@ def test_a_line_of_something_else_is_left_out_with_a_note(space, tmp_path, caplo
     assert "line 1 is no JSON object" in caplog.text and len(log.rows()) == 1
 
 
+def test_a_time_that_is_doubtful_is_not_the_best(space):
+    class Doubtful(Bowl):
+        """The fastest kernels have a time that is a bound."""
+
+        def evaluate(self, workload, source, **_):
+            result = super().evaluate(workload, source)
+            if result.correct and result.times.candidate_ms < 3.0:
+                return dataclasses.replace(
+                    result, status=Status.SLOWER, speedup=1.0, flags=("uncertain",)
+                )
+            return result
+
+    found = best(tune(WORKLOAD, space, Doubtful(), method="grid", budget=200))
+    assert found[0].ms == 3.0 and found[-1].result.flags and found[-1].ms == 2.0
+
+
 @pytest.mark.parametrize(
     "changes",
     [
