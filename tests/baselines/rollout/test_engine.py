@@ -82,6 +82,16 @@ def test_a_limit_of_time_ends_it(tmp_path):
     assert 1 <= outcome.evaluations < 24 and time.monotonic() - started < 5
 
 
+def test_a_limit_of_time_holds_for_the_check_at_the_published_size(tmp_path):
+    first = rollout(tmp_path, MadeUp(), verify_best=False)
+    first.run()
+    first.records.close()
+    evaluator = MadeUp()
+    late = rollout(tmp_path, evaluator, limits={"seconds": 1e-9})
+    (outcome,) = late.run()
+    assert late.ended == "max-seconds" and evaluator.asked == [] and outcome.verified is None
+
+
 class Dear(Writer):
     """Answers that cost 1 each."""
 
