@@ -49,7 +49,7 @@ class OpenAIProposer:
         extra: Further fields of the request's body, such as ``{"reasoning_effort": "low"}``.
 
     Raises:
-        ProposerError: If the package openai is missing.
+        ProposerError: If the package openai is missing, or the endpoint's address is none.
     """
 
     model: str
@@ -75,6 +75,11 @@ class OpenAIProposer:
             ) from None
         self.base_url = self.base_url or os.environ.get("OPENAI_BASE_URL") or None
         # Asynchronous, because only so can a try be ended from outside.
+        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+            raise ProposerError(
+                "the endpoint (--base-url or $OPENAI_BASE_URL) begins with http:// or https://, "
+                "as in http://localhost:8000/v1"
+            )
         self._key = self.api_key or os.environ.get("OPENAI_API_KEY") or ""
         self._client = openai.AsyncOpenAI(
             base_url=self.base_url,

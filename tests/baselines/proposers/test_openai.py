@@ -139,6 +139,12 @@ def test_a_prompt_may_hold_any_text():
     assert endpoint.bodies[0]["messages"][0]["content"] == "x = '\\ud83d\0'"
 
 
+def test_an_endpoint_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ProposerError, match="begins with http://") as caught:
+        OpenAIProposer("local", base_url="me:pass-678@localhost:8000/v1")
+    assert "pass-678" not in str(caught.value)
+
+
 def test_secrets_are_shown_nowhere():
     refused = ("status", 401, {}, {"error": {"message": "no such key: sk-12345"}})
     with Endpoint(refused) as endpoint:
