@@ -9,6 +9,9 @@ gives both of one head. Only the groups that hold a sequence's end are masked. E
 taken in bfloat16, the type of the weights, in which they cost half. The values have as many
 columns again of ones: the matrix unit has room for them, and the same product gives the sums.
 
+At least one sequence is in use, and those in use have at least T positions. Every entry of their
+tables is a page and holds finite numbers, also behind a sequence: groups are fetched whole.
+
 VMEM at 32 pages: two buffers each of a group (2 MiB), the queries and the result (1 MiB), 8 MiB;
 a group's words, 2 MiB; the scaled queries, 1 MiB; largest score, result and sum of each row in
 float32, 6 MiB; and the scores of the heads that are under way, 1 MiB each.
@@ -141,7 +144,8 @@ def _kernel(
             finish(*entry)
         return carry
 
-    whole = jnp.minimum((lengths_ref[sequence] - tokens + 1) // span, groups)
+    # Not below zero: a sequence that is not in use may have any length.
+    whole = jnp.clip((lengths_ref[sequence] - tokens + 1) // span, 0, groups)
     lax.fori_loop(0, whole, functools.partial(step, masked=False), 0)
     lax.fori_loop(whole, groups, functools.partial(step, masked=True), 0)
 
