@@ -92,7 +92,9 @@ def _kernel(*refs):
             )
             for values in (mean, square)
         )
-        scale = gamma * lax.rsqrt(group_square - group_mean * group_mean + CONFIG["eps"])
+        # Rounding may make the difference negative.
+        variance = jnp.maximum(group_square - group_mean * group_mean, 0)
+        scale = gamma * lax.rsqrt(variance + CONFIG["eps"])
         y = (mean - group_mean) * scale + beta
         out_ref[...] = jnp.sum(y, axis=0, keepdims=True) / out_channels
 
