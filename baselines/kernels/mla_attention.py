@@ -66,6 +66,8 @@ def constraints(BLOCK, AHEAD, BEHIND, BLOCK_M, BLOCK_N):
         "blocks of the attention fit in VMEM": operands + slots + accumulators <= VMEM_LIMIT_BYTES,
         "panels of the output projection fit in VMEM": panels + BLOCK_M * BLOCK_N * 8
         <= VMEM_LIMIT_BYTES,
+        # Else a unit is added after the next in its place was prepared, and the result is wrong.
+        "more units take turns than are behind": HEADS * BLOCK > BEHIND * TILE,
     }
 
 
