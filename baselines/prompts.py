@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from baselines.context import context_for
 from baselines.policy import Candidate, Episode, Evaluated
 from baselines.proposers.proposer import About, Message, Request
 from jaxbench_env import extract_source, feedback
+from workloads import Workload
 from workloads.task import SYSTEM
 
 #: Bytes of documents in a prompt: what is smaller is used whole.
@@ -34,9 +36,9 @@ _FASTER = (
 
 
 @functools.lru_cache(maxsize=64)
-def context(workload_id: str, budget_bytes: int) -> str:
+def context(workload: Workload, budget_bytes: int, target: str) -> str:
     """The documents for a workload: hardware, API, examples of other workloads, rules."""
-    return context_for(workload_id, budget_bytes)
+    return context_for(workload, budget_bytes, target)
 
 
 def chat(system: str, user: str) -> tuple[Message, ...]:
@@ -48,15 +50,15 @@ def introduction(episode: Episode, context_bytes: int = 0) -> str:
     """What every prompt begins with: the documents, if they are wanted, and the task."""
     documents = ""
     if context_bytes:
-        documents = f"{context(episode.workload.id, context_bytes).rstrip()}\n\n"
+        found = context(episode.workload, context_bytes, episode.target)
+        documents = f"{found.rstrip()}\n\n"
     return documents + PREAMBLE + episode.workload.task_text(episode.target).rstrip()
 
 
 def code(source: str) -> str:
     """A text in a fence; the fence is longer than any in it."""
-    fence = "```"
-    while fence in source:
-        fence += "`"
+    longest = max(map(len, re.findall("`+", source)), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"{fence}python\n{source.rstrip()}\n{fence}"
 
 

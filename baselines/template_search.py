@@ -34,7 +34,7 @@ class TemplateSearch(ChainPolicy):
         cold: Its last temperature.
 
     Raises:
-        ValueError: For an unknown method.
+        ValueError: For an unknown method, or a temperature that is not above 0.
     """
 
     name: ClassVar[str] = "template_search"
@@ -49,6 +49,8 @@ class TemplateSearch(ChainPolicy):
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
+        if not (self.hot > 0 and self.cold > 0):
+            raise ValueError(f"temperatures are above 0, not {self.hot} and {self.cold}")
 
     def chains(self) -> Iterable[Chain]:
         """One chain.

@@ -60,7 +60,7 @@ def _describes_space(statement: ast.stmt) -> bool:
         return False
     try:
         ast.literal_eval(statement.value)
-    except ValueError:
+    except (ValueError, TypeError):
         return False
     return True
 

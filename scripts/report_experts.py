@@ -13,6 +13,7 @@ import json
 import click
 
 import report_kernels
+import ship_references
 import workloads
 from baselines import library_kernels
 from baselines.templates import TemplateSpace
@@ -113,6 +114,7 @@ def main(only: str, evaluates: bool, as_json: bool) -> None:
             advance(f", {name}: {evaluated(name)['status']}")
     rows = report_kernels.read(TABLE)
     (DOCS / "experts.md").write_text(page(rows, report_kernels.read()))
+    ship_references.write()
     if as_json:
         click.echo(json.dumps(rows, indent=1))
 

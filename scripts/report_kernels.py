@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
 
+import ship_references
 import workloads
 from baselines import kernels
 from jaxbench_env import EvalResult, Status, evaluate
@@ -304,6 +305,7 @@ def main(only: str, full: bool, minutes: float | None, evaluates: bool, as_json:
             advance(f", {name}: {row['status']}")
             (DOCS / "kernels.md").write_text(page(read()))
     (DOCS / "kernels.md").write_text(page(read()))
+    ship_references.write()
     facts = summary(read())
     click.echo(json.dumps(facts, indent=1) if as_json else _sentences(facts))
 

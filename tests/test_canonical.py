@@ -64,7 +64,7 @@ def test_every_version_of_python_makes_the_same_of_a_text():
     assert canonical_hash(KERNEL) == expected
 
 
-@pytest.mark.parametrize("text", ["", "\0", "\ud800", "def f(:", "(" * 1000, "x = '" + "a" * 9])
+@pytest.mark.parametrize("text", ["", "\0", "\ud800", "def f(:", "(" * 1000, "TUNABLES = {[]: 1}"])
 def test_any_text_has_a_hash(text):
     assert len(canonical_hash(text)) == 64
     assert canonical_hash(text) == canonical_hash(text)

@@ -81,6 +81,17 @@ def test_a_dry_run_of_autocomp_shows_plan_and_implementation():
         (["--policy", "iterative", "--set", "turn=3"], "sets no constant of iterative"),
         (["--policy", "iterative", "--set", "turns=few"], "turns is a whole number such as 8"),
         (["--policy", "autocomp", "--set", "repair=yes"], "repair is true or false"),
+        (["--policy", "autocomp", "--set", "context_bytes=-5"], "at least 0, not '-5'"),
+        (["--policy", "autocomp", "--set", "temperature=nan"], "at least 0, not 'nan'"),
+        (
+            ["--policy", "autocomp", "--set", "codes=0", "--workloads", "gemm", "--dry-run"],
+            "codes is at least 1",
+        ),
+        (["--policy", "expert", "--out", "/dev/null/x"], "Not a directory: '/dev/null/x'"),
+        (
+            "--policy expert --set library=true --evaluator recorded --out x".split(),
+            "no recorded verdicts on library kernels",
+        ),
         (["--policy", "iterative"], "--out is missing"),
         (["--policy", "iterative", "--out", "x"], "needs --proposer"),
         (["--policy", "iterative", "--out", "x", "--proposer", "openai"], "needs --model"),
@@ -123,6 +134,22 @@ def test_wrong_use_is_explained(arguments, said, tmp_path, monkeypatch):
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_passes_over_what_a_policy_has_nothing_for():
+    done = run(
+        "--policy", "expert", "--set", "library=true", "--workloads", "rms_norm", "--dry-run"
+    )
+    assert done.exit_code == 0 and "asks for nothing" in done.stdout
+
+
+def test_a_text_without_a_recorded_verdict_ends_the_run_with_words(tmp_path):
+    done = run(
+        *("--policy", "best_of_n", "--proposer", "template", "--workloads", "rms_norm"),
+        *("--evaluator", "recorded", "--budget", 1, "--out", tmp_path),
+    )
+    assert done.exit_code == 3 and "no recorded verdict for this text" in done.stdout
+    assert "Traceback" not in done.output
 
 
 def test_recorded_verdicts_need_no_compiler(tmp_path):

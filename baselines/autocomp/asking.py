@@ -18,7 +18,7 @@ _PLANNER = (
 )
 _JUDGE = "You judge Pallas kernels. You end your answer with a line `Score: N`, N from 0 to 10."
 
-_SCORE = re.compile(r"score\W*(\d+)", re.IGNORECASE)
+_SCORE = re.compile(r"score\W*(\d{1,3})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ class Autocomp(ChainPolicy):
         temperature: Of the sampling.
         spread: Whether members that the beam lacks leave their samples to those that it has.
         carry_over: Whether iterations that the first phase saves are added to the second.
+
+    Raises:
+        ValueError: If beam, plans or codes are below 1.
     """
 
     name: ClassVar[str] = "autocomp"
@@ -75,6 +78,11 @@ class Autocomp(ChainPolicy):
     carry_over: bool = True
 
     _next: int = field(default=0, init=False, repr=False)  # sample
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "plans", "codes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
 
     def chains(self) -> Iterable[Chain]:
         """One chain: an iteration needs all verdicts of the last."""

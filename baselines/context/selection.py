@@ -75,11 +75,11 @@ class Section:
         return len(self.text.encode()) + len(_BREAKS[self.kind])
 
 
-def context_for(workload_id: str, budget_bytes: int = BUDGET, target: str = "v6e") -> str:
+def context_for(workload: str | Workload, budget_bytes: int = BUDGET, target: str = "v6e") -> str:
     """What a policy is told about kernels for a workload, beside the task itself.
 
     Args:
-        workload_id: Id, number or upstream name of a workload, or the path of its file.
+        workload: A workload, or its id, number or upstream name, or the path of its file.
         budget_bytes: Length of the text in bytes (UTF-8), at most.
         target: The chip.
 
@@ -90,7 +90,7 @@ def context_for(workload_id: str, budget_bytes: int = BUDGET, target: str = "v6e
         UnknownWorkload: If there is no such workload.
         ValueError: For an unknown target or a negative budget.
     """
-    return text_of(select(sections(workload_id, target), budget_bytes))
+    return text_of(select(sections(workload, target), budget_bytes))
 
 
 def sections(workload: str | Workload, target: str = "v6e") -> tuple[Section, ...]:

@@ -83,6 +83,7 @@ def _kernel(x_ref, weight_ref, last_weight_ref, groups_ref, affine_ref, out_ref,
         at = slice(n * width, (n + 1) * width)
         image_mean = jnp.sum(mean[:, at], axis=1, keepdims=True)
         variance = jnp.sum(square[:, at], axis=1, keepdims=True) - image_mean * image_mean
+        variance = jnp.maximum(variance, 0)  # rounding may make it negative
         scale = affine_ref[0] * lax.rsqrt(variance + CONFIG["eps"])
         scale_ref[:, at] = scale
         shift_ref[:, at] = affine_ref[1] - image_mean * scale

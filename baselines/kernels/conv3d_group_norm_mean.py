@@ -1,7 +1,9 @@
 """A 3 x 3 x 3 convolution of three channels and the mean of its group norm: one number a sample.
 
-Only sums leave the convolution: of every channel, and of its squares. The mean of the norm follows
-from them, and so does what conv_bias adds to them.
+Only sums leave the convolution: of every channel, and of its squares.
+
+Shortcut: the mean of the norm follows from the sums, as does what conv_bias adds to them; no value
+is normalised.
 
 Layout: XLA stores the volumes with the samples in the lanes and the columns in the sublanes. So 16
 columns of a row, for three channels, depths and rows, are 432 rows of an operand without moving
@@ -92,7 +94,9 @@ def _kernel(*refs):
             )
             for values in (mean, square)
         )
-        scale = gamma * lax.rsqrt(group_square - group_mean * group_mean + CONFIG["eps"])
+        # Rounding may make the difference negative.
+        variance = jnp.maximum(group_square - group_mean * group_mean, 0)
+        scale = gamma * lax.rsqrt(variance + CONFIG["eps"])
         y = (mean - group_mean) * scale + beta
         out_ref[...] = jnp.sum(y, axis=0, keepdims=True) / out_channels
 

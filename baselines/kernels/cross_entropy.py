@@ -4,8 +4,9 @@ Each block of logits goes into a running maximum, a sum of exponentials and the 
 every row and lane (column modulo 128), so that nothing is reduced across lanes before a panel of
 rows ends. 128256 columns are 167 blocks of 768.
 
-Numerics: exponents are rounded to bfloat16, which halves the work of the transcendental unit. Their
-errors are independent, and a row adds up 128256 of them.
+Numerics: exponents are rounded to bfloat16, which halves the work of the transcendental unit, and a
+lane's exponentials of a block are added in it. The errors are independent, and a row adds up 128256
+of them; where a few make up the sum, a loss is off by up to 2^-8.
 
 VMEM at H = 4096: two buffers each of hidden (16 MiB) and weights (6 MiB), 44 MiB; running values,
 3 MiB, and float32 logits of the parts under way, 3 MiB.

@@ -48,6 +48,9 @@ def constraints(BLOCK, HEADS, AHEAD, BEHIND):
     return {
         "blocks fit in VMEM": operands + slots + accumulators <= VMEM_LIMIT_BYTES,
         "a step is small enough to be compiled in time": HEADS * BLOCK <= 2048,
+        # Else a unit is added after the next in its place was prepared, and the result is wrong.
+        # Some of the small sizes have two heads to take turns.
+        "more units take turns than are behind": min(HEADS, 2) * BLOCK > BEHIND * TILE,
     }
 
 

@@ -6,7 +6,8 @@ are the matrix unit's stationary operand in their product with the values: a hea
 it, where as the moving operand it would leave half of its columns empty. Ones below the values
 make the same product give the sums of the weights. A tile of the bias is transposed, scaled and on
 the diagonal masked once for the whole batch. Only blocks up to the diagonal are read: the grid
-counts them, row by row. Keys and values of earlier rows stay in VMEM.
+counts them, row by row. Keys and values of earlier rows stay in VMEM. The bias must be finite up to
+the diagonal: a mask of -inf could leave a row of a block without a maximum.
 
 The compiler mostly keeps the order of the source, so the order here is that of a software pipeline:
 while a unit's scores become weights, the matrix unit makes the scores of the unit AHEAD of it and

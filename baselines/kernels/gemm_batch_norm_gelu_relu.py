@@ -6,6 +6,8 @@ multiplied, the rows of the last ones are normalised, and each is replaced by it
 grid has one more step over the features, without products. Rows go there and back, so that the rows
 stay where the features change.
 
+Numerics: a feature whose spread is below 2^-8 of its mean comes out as the rounding of bfloat16.
+
 Shortcut: the layer's bias shifts a feature and its mean alike, so it is not added.
 
 VMEM: two buffers each of x (8 MiB), weight (16 MiB) and the result (1 MiB), the results of all rows
@@ -68,7 +70,8 @@ def _kernel(x_ref, weight_ref, norm_ref, out_ref, z_ref, sum_ref, square_ref, fa
         mean = jnp.sum(sum_ref[...], axis=0, keepdims=True) / all_rows
         square = jnp.sum(square_ref[...], axis=0, keepdims=True) / all_rows
         scale, bias = norm_ref[:1].astype(jnp.float32), norm_ref[1:].astype(jnp.float32)
-        factor = scale * lax.rsqrt(square - mean * mean + CONFIG["eps"])
+        variance = jnp.maximum(square - mean * mean, 0)  # rounding may make it negative
+        factor = scale * lax.rsqrt(variance + CONFIG["eps"])
         factor_ref[:1], factor_ref[1:] = factor, bias - mean * factor
         sum_ref[...] = jnp.zeros_like(sum_ref)
         square_ref[...] = jnp.zeros_like(square_ref)

@@ -94,7 +94,7 @@ def _kernel(
     i, j = pl.program_id(0), pl.program_id(1)
     x_panel = _panel(x_hbm, x_ref, arrived)
     columns = affine_ref.shape[1]
-    # What belongs to a part of the columns is in the lane of the part.
+    # What belongs to a part of the columns is in the lane of the part: there are at most 128.
     lane = lax.broadcasted_iota(jnp.int32, max_ref.shape, 1)
 
     @pl.when(j == 0)

@@ -12,6 +12,8 @@ Numerics: a row whose scores nearly cancel is divided by a small normaliser, whi
 rounding of everything before it. So the float32 operands (weights, faded values, state) enter the
 matrix unit as a bfloat16 part and a bfloat16 rest.
 
+Shortcut: scores across chunks, of which the operator as written forms all, are left to the state.
+
 VMEM: two buffers each of query, key, value and result, 32 x 64 x 512 or 2 MiB apiece, 16 MiB; the
 states, 640 KiB, and the gates. With what the compiler spills, 17 MiB.
 """

@@ -4,7 +4,8 @@ A step multiplies a window of rows that holds the whole group, however it lies t
 group's whole matrix, while the pipeline loads the next one. So every matrix is read once and no
 tile of rows is multiplied twice. Rows of other groups in the window are dropped; results leave by
 copies of ROWS rows, as many as the group touches. Where two groups share such a piece, the first
-one's part waits in VMEM for the second.
+one's part waits in VMEM for the second. Groups may be empty, but none has more rows than
+max_expert_size, which sets the window; M is a multiple of ROWS.
 
 VMEM at K = 4096, N = 1536: two buffers each of the matrix (12 MiB), the window (272 rows, 2.1 MiB)
 and the result (0.8 MiB), 30 MiB, and what the compiler keeps of the product in float32.
@@ -17,12 +18,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 ROWS = 16  # rows of a copy: a bfloat16 tile, or several
-COLUMN_BLOCKS = 1  # parts of the product that are rounded one by one
+COLUMN_BLOCKS = 1  # parts of the product that are rounded one by one: a divisor of N
 VMEM_LIMIT_BYTES = 100 * 2**20
 
 TUNABLES = {
     "ROWS": (16, 32, 64),
-    "COLUMN_BLOCKS": (1, 2, 3, 6),
+    "COLUMN_BLOCKS": (1, 2, 4),
 }
 
 

@@ -18,9 +18,12 @@ is rotated behind the product that makes it. Two heads share 128 rotary columns;
 with the other's set to zero, against the shared key twice, so that content and rotary part are one
 contraction over 256. The projections are the products of gemm.py, whole contractions.
 
-VMEM: queries, keys, values and result of 2 heads in two buffers each, 11 MiB; scores 4 MiB, weights
-1 MiB, accumulators (of this block of queries and of the last) 2.3 MiB, 20 MiB. In the output
-projection two panels each of 1024 x 16384, 64 MiB, and of 16384 x 256, 16 MiB.
+Content keys and values have 128 columns a head.
+
+VMEM: queries, keys, values and result of 2 heads in two buffers each, 10 MiB; scores 4 MiB, weights
+1 MiB, accumulators (of this block of queries and of the last) 2.3 MiB, scaled queries 1 MiB,
+18 MiB. In the output projection two panels each of 1024 x 16384, 64 MiB, and of 16384 x 256,
+16 MiB.
 """
 
 import math
@@ -63,6 +66,8 @@ def constraints(BLOCK, AHEAD, BEHIND, BLOCK_M, BLOCK_N):
         "blocks of the attention fit in VMEM": operands + slots + accumulators <= VMEM_LIMIT_BYTES,
         "panels of the output projection fit in VMEM": panels + BLOCK_M * BLOCK_N * 8
         <= VMEM_LIMIT_BYTES,
+        # Else a unit is added after the next in its place was prepared, and the result is wrong.
+        "more units take turns than are behind": HEADS * BLOCK > BEHIND * TILE,
     }
 
 

@@ -7,6 +7,9 @@ and products of a query head with another head's key are masked. That is Hkv tim
 multiplications, which the matrix units do in the time that the pages take to arrive, and
 saves separating the heads.
 
+Lengths are at least one. Every entry of the table is a page and holds finite numbers, also behind a
+sequence: chunks are fetched whole, and what is behind gets the weight zero.
+
 VMEM at 32 pages: four buffers each of keys and values (1 MiB apiece), 8 MiB, and the scores of a
 group, 1 MiB.
 """

@@ -5,9 +5,11 @@ groups (of this sequence or of the following ones) during the work on this one. 
 of a key head are stacked, so a product has T * Hq / Hkv rows.
 
 A key and its value lie in the two halves of the same 32-bit words: a row of words, every Hkv-th,
-gives both of one head. Only the groups that hold a sequence's end are masked. Exponentials are
-taken in bfloat16, the type of the weights, in which they cost half. The values have as many
-columns again of ones: the matrix unit has room for them, and the same product gives the sums.
+gives both of one head. Only the groups that hold a sequence's end are masked. The values have as
+many columns again of ones: the matrix unit has room for them, and the same product gives the sums.
+
+At least one sequence is in use, and those in use have at least T positions. Every entry of their
+tables is a page and holds finite numbers, also behind a sequence: groups are fetched whole.
 
 VMEM at 32 pages: two buffers each of a group (2 MiB), the queries and the result (1 MiB), 8 MiB;
 a group's words, 2 MiB; the scaled queries, 1 MiB; largest score, result and sum of each row in
@@ -122,10 +124,9 @@ def _kernel(
             largest = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
             faded = jnp.exp2(before - largest)
             parts = [scores[:, at : at + dim] for at in range(0, span, dim)]
-            parts = [(part - largest[:, : part.shape[1]]).astype(value.dtype) for part in parts]
-            added = jnp.dot(
-                jnp.exp2(jnp.concatenate(parts, axis=1)), value, preferred_element_type=jnp.float32
-            )
+            parts = [part - largest[:, : part.shape[1]] for part in parts]
+            weights = jnp.exp2(jnp.concatenate(parts, axis=1)).astype(value.dtype)
+            added = jnp.dot(weights, value, preferred_element_type=jnp.float32)
             largest_ref[head] = largest
             faded = jnp.concatenate([faded, faded], axis=1)
             sum_ref[head] = faded * sum_ref[head] + added
@@ -141,7 +142,8 @@ def _kernel(
             finish(*entry)
         return carry
 
-    whole = jnp.minimum((lengths_ref[sequence] - tokens + 1) // span, groups)
+    # Not below zero: a sequence that is not in use may have any length.
+    whole = jnp.clip((lengths_ref[sequence] - tokens + 1) // span, 0, groups)
     lax.fori_loop(0, whole, functools.partial(step, masked=False), 0)
     lax.fori_loop(whole, groups, functools.partial(step, masked=True), 0)
 

@@ -4,10 +4,13 @@ The normaliser sums absolute scores, so every score is needed: no recurrence. A 
 meets the keys before it in a loop and the keys of its own positions in tiles on the diagonal.
 The decay gamma^(i - j) is a factor of the column, gamma^(q0 - j), times one of the row,
 gamma^(i - q0), which waits until the rows are divided by their norm. The factor of a column
-exceeds one inside the block, up to (32/31)^BLOCK_Q or 2^94 at 2048 in the fastest head.
+exceeds one inside the block, up to (32/31)^BLOCK_Q or 2^94 at 2048 in the fastest head: scores
+times values may reach 2^28 before a sum overflows.
 
 Shortcut: key blocks whose decay is below e^-NEGLIGIBLE for all of a query block are not visited.
-As gamma is 1 - 2^(-5 - h), that is NEGLIGIBLE * 2^(5 + h) positions back in head h.
+As gamma is 1 - 2^(-5 - h), that is NEGLIGIBLE * 2^(5 + h) positions back in head h, and the decays
+left out of a row add up to less than 2^(5 + h) * e^-NEGLIGIBLE: 5e-6 in head 2, the last one that
+leaves any out at 4096 positions.
 
 VMEM at D = 256: two buffers each of keys and values, 8 MiB, and of queries and result, 4 MiB; the
 sums, 3 MiB, and the scores of the tiles under way, 4 MiB.

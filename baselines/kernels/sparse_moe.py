@@ -6,7 +6,8 @@ of ROWS rows to where the expert's rows are collected; what ends in the middle o
 VMEM for the next block. `_experts` runs tiles of rows through the MLP of their expert; no tile has
 rows of two experts, and those of one are about equally full. `_combine` fetches each block's pieces
 again and multiplies them with a matrix of the router's weights. Nothing is dropped, however
-unequal the load.
+unequal the load. Activations and results must be finite: zeros of those matrices meet all of a
+block's.
 
 Shortcut: experts that were not chosen, whose weight is zero, are not computed.
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from baselines.proposers.proposer import Answer, ProposerError, Request, Stopped
 from baselines.proposers.rates import Rates
 
 #: Statuses that another try may not get.
 RETRIED = frozenset({408, 409, 425, 429})  # and 500 and above
+# As OpenAI, vLLM, Anthropic and Gemini put it. A wrong limit for answers must not read like it.
+_TOO_LONG = (
+    r"context.*(length|window)|length.*context|prompt is too long|input token count.*exceeds"
+)
 _CHARACTERS_PER_TOKEN = 3.5  # an estimate for rate limits, from below
 
 
@@ -27,7 +34,8 @@ class OpenAIProposer:
     Attributes:
         model: Name of the model.
         base_url: Endpoint; by default ``$OPENAI_BASE_URL``, else OpenAI's.
-        api_key: By default ``$OPENAI_API_KEY``; endpoints of one's own mostly want none.
+        api_key: By default ``$OPENAI_API_KEY``; endpoints of one's own mostly want none. It is
+            shown nowhere, nor is what an endpoint's address holds beside scheme, host and path.
         price_in: Price of a million tokens of prompts, None if it is not known.
         price_out: Price of a million tokens of answers, reasoning included.
         concurrency: Requests at once.
@@ -41,12 +49,12 @@ class OpenAIProposer:
         extra: Further fields of the request's body, such as ``{"reasoning_effort": "low"}``.
 
     Raises:
-        ProposerError: If the package openai is missing.
+        ProposerError: If the package openai is missing, or the endpoint's address is none.
     """
 
     model: str
     base_url: str | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     price_in: float | None = None
     price_out: float | None = None
     concurrency: int = 8
@@ -67,9 +75,15 @@ class OpenAIProposer:
             ) from None
         self.base_url = self.base_url or os.environ.get("OPENAI_BASE_URL") or None
         # Asynchronous, because only so can a try be ended from outside.
+        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+            raise ProposerError(
+                "the endpoint (--base-url or $OPENAI_BASE_URL) begins with http:// or https://, "
+                "as in http://localhost:8000/v1"
+            )
+        self._key = self.api_key or os.environ.get("OPENAI_API_KEY") or ""
         self._client = openai.AsyncOpenAI(
             base_url=self.base_url,
-            api_key=self.api_key or os.environ.get("OPENAI_API_KEY") or "none",
+            api_key=self._key or "none",
             max_retries=0,
             timeout=self.timeout,
         )
@@ -87,7 +101,7 @@ class OpenAIProposer:
         return {
             "proposer": "openai",
             "model": self.model,
-            "base_url": self.base_url or "https://api.openai.com/v1",
+            "base_url": self._address,
             "max_tokens": self.max_tokens,
             "extra": dict(self.extra),
         }
@@ -126,7 +140,7 @@ class OpenAIProposer:
                     raise Stopped("the proposer was stopped") from None
                 except Exception as error:  # an answer that is no completion
                     what = f"{type(error).__name__}: {error}"
-                    raise ProposerError(f"{self._where()} gives no answer: {what}") from error
+                    raise self._failure("", what) from None
             self._stop.wait(wait)
         text, finish, taken_in, taken_out = completion
         self._rates.leave(place, taken_in + taken_out or estimate)
@@ -149,7 +163,7 @@ class OpenAIProposer:
         trying = asyncio.run_coroutine_threadsafe(
             self._client.chat.completions.create(
                 model=self.model,
-                messages=list(request.messages),
+                messages=[{k: _printable(v) for k, v in m.items()} for m in request.messages],
                 temperature=request.temperature,
                 extra_body=dict(self.extra) or None,
                 **options,
@@ -173,8 +187,8 @@ class OpenAIProposer:
         return (
             choice.message.content or "",
             choice.finish_reason or "",
-            usage.prompt_tokens if usage else 0,
-            usage.completion_tokens if usage else 0,
+            usage.prompt_tokens or 0 if usage else 0,
+            usage.completion_tokens or 0 if usage else 0,
         )
 
     def _wait(self, error: Exception, attempt: int) -> float:
@@ -187,7 +201,7 @@ class OpenAIProposer:
         again = status is None or status in RETRIED or status >= 500
         if not again or attempt == self.attempts:
             tries = f" after {attempt} tries" if attempt > 1 else ""
-            raise ProposerError(f"{self._where()} gives no answer{tries}: {error}") from error
+            raise self._failure(tries, str(error)) from None
         named = _retry_after(error)
         if named is not None:
             return named
@@ -198,12 +212,28 @@ class OpenAIProposer:
             return None
         return (taken_in * self.price_in + taken_out * self.price_out) / 1e6
 
-    def _where(self) -> str:
-        return f"{self.model} at {self.base_url or 'api.openai.com'}"
+    @property
+    def _address(self) -> str:
+        """The endpoint without a name, a password or a query, which may be secrets."""
+        parts = urlsplit(self.base_url or "https://api.openai.com/v1")
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    def _failure(self, tries: str, what: str) -> ProposerError:
+        """An error to show: endpoints repeat keys that they do not know."""
+        if self._key:
+            what = what.replace(self._key, "<the key>")
+        if self.base_url:
+            what = what.replace(self.base_url, self._address)
+        return ProposerError(f"{self.model} at {self._address} gives no answer{tries}: {what}")
 
     def _check(self) -> None:
         if self._stop.is_set():
             raise Stopped("the proposer was stopped")
+
+
+def _printable(text: str) -> str:
+    """The text without lone surrogates, which kernels may hold and no request can."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _refusal(error: Exception) -> str:
@@ -211,10 +241,11 @@ def _refusal(error: Exception) -> str:
 
     Such an answer is an empty one, and no reason to end a run.
     """
-    if getattr(error, "status_code", None) not in (400, 413):
+    status = getattr(error, "status_code", None)
+    if status not in (400, 413):
         return ""
     text = f"{getattr(error, 'code', '')} {error}".lower()
-    if "context" in text and "length" in text:
+    if status == 413 or re.search(_TOO_LONG, text):
         return "context_length"
     return "content_filter" if "content_filter" in text else ""
 
@@ -223,6 +254,7 @@ def _retry_after(error: Exception) -> float | None:
     """Seconds that the endpoint asks to wait; None if it does not, or not in seconds."""
     response = getattr(error, "response", None)
     try:
-        return max(0.0, float(response.headers["retry-after"]))
+        named = float(response.headers["retry-after"])
+        return max(0.0, named) if math.isfinite(named) else None
     except (AttributeError, KeyError, ValueError):
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from baselines.policy import Episode, Policy
-from baselines.proposers.proposer import Answer, Request
+from baselines.proposers.proposer import Answer, NotApplicable, Request
 from workloads import Workload
 
 
@@ -34,10 +35,11 @@ def first_prompts(
 ) -> list[Request]:
     """The requests up to the first candidate, with placeholders for answers; each prompt once.
 
-    Later prompts depend on verdicts.
+    Later prompts depend on verdicts. A workload that the policy passes over has none.
     """
     proposer = _Placeholder()
-    make(Episode(workload, proposer, budget, seed, target)).ask(1)
+    with contextlib.suppress(NotApplicable):
+        make(Episode(workload, proposer, budget, seed, target)).ask(1)
     found: dict[str, Request] = {}
     for request in proposer.requests:
         found.setdefault(request.prompt_sha256, request)

@@ -133,10 +133,15 @@ class Rollout:
 
     def _over(self) -> bool:
         """Whether nothing new may begin."""
+        return self._late() or bool(self.ended)
+
+    def _late(self) -> bool:
+        """Whether the time is up."""
         limit = self.limits.seconds
-        if limit is not None and time.monotonic() - self._started >= limit:
+        late = limit is not None and time.monotonic() - self._started >= limit
+        if late:
             self._end("max-seconds")
-        return bool(self.ended)
+        return late
 
     def _broken(self) -> bool:
         """Whether it ends for another reason than a limit, which would let recorded work pass."""
@@ -246,6 +251,8 @@ class _Episode:
         for one in list(distinct.values())[:FINALISTS]:
             result = rollout.records.final(self.workload.id, one.candidate)
             if result is None:
+                if rollout._late():  # such a check may take many minutes
+                    return
                 rollout.progress.note(self.workload.id, "checking the best at the published size")
                 result = self._evaluate(evaluator, one.candidate)
                 if result.status not in UNSETTLED:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import reward
 from baselines.policy import Evaluated
 from jaxbench_env import EvalResult
 
@@ -96,7 +96,6 @@ def summarise(run: Rollout, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """
     rows = [outcome.to_dict() for outcome in outcomes]
     calls = list(run.records.run.lines("calls"))
-    logs = [math.log(max(1.0, row["best_speedup"] or 0.0)) for row in rows]
     return {
         "out": str(run.records.folder),
         "ended": run.ended,
@@ -105,7 +104,7 @@ def summarise(run: Rollout, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "evaluations": sum(row["evaluations"] for row in rows),
         "correct": sum(row["correct"] for row in rows),
         "solved": sum(row["best_speedup"] is not None for row in rows),
-        "geomean_floor_1": math.exp(sum(logs) / len(logs)),
+        "geomean_floor_1": reward.geomean(row["best_speedup"] for row in rows),
         "calls": len(calls),
         "input_tokens": sum(call["input_tokens"] for call in calls),
         "output_tokens": sum(call["output_tokens"] for call in calls),

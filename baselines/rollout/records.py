@@ -65,13 +65,21 @@ class Records:
         self.folder, self.notes = folder, []
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_others(folder)
         self._guard = open(folder / ".lock", "w")
+        try:
+            self._open(dict(settings))
+        except BaseException:  # who has mended the cause may try again
+            self._guard.close()
+            raise
+
+    def _open(self, settings: dict[str, Any]) -> None:
+        folder = self.folder
         try:
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._guard.close()
             raise RecordsError(f"{folder} is in use by another rollout") from None
-        self._write_settings(dict(settings))
+        self._write_settings(settings)
         for name in FILES:
             self._mend(folder / f"{name}.jsonl")
         self._files = {
@@ -246,11 +254,6 @@ class Records:
             more = [w for w in settings["workloads"] if w not in known["workloads"]]
             settings = {**known, "workloads": known["workloads"] + more}
         else:
-            others = [p.name for p in self.folder.iterdir() if p.name != ".lock"]
-            if others:
-                raise RecordsError(
-                    f"{self.folder} holds {others[0]} and no run.json: it is not a run's directory"
-                )
             settings["created"] = datetime.now(UTC).isoformat(timespec="seconds")
         _write(path, (json.dumps(settings, indent=2) + "\n").encode())
 
@@ -280,7 +283,7 @@ class Run:
         An unfinished last line is left out.
 
         Raises:
-            RecordsError: For a line that is no JSON.
+            RecordsError: For a line that is no JSON object.
         """
         path = self.folder / f"{name}.jsonl"
         try:
@@ -289,7 +292,7 @@ class Run:
             return
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
             try:
-                yield json.loads(line)
+                yield _object(line)
             except ValueError as error:
                 raise RecordsError(f"{path}, line {number} is damaged: {error}") from None
 
@@ -304,9 +307,30 @@ class Run:
         return data.decode(errors="surrogatepass")
 
 
+def _refuse_others(folder: Path) -> None:
+    """Leaves a directory alone that is not a run's."""
+    others = [path.name for path in folder.iterdir() if path.name != ".lock"]
+    if others and not (folder / "run.json").exists():
+        raise RecordsError(
+            f"{folder} holds {others[0]} and no run.json: it is not a run's directory"
+        )
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """The object of a JSON text.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found
+
+
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text())
+        settings = _object(path.read_bytes())
     except FileNotFoundError:
         raise RecordsError(f"{path.parent} holds no run: there is no run.json") from None
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -58,11 +59,16 @@ def _typed(name: str, text: str, default: Any) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"{name} is true or false, not {text!r}")
         return text.lower() == "true"
+    if isinstance(default, str):
+        return text
     try:
-        return type(default)(text)
+        value = type(default)(text)
+        if 0 <= value < math.inf:
+            return value
     except ValueError:
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ValueError(f"{name} is {kind} such as {default}, not {text!r}") from None
+        pass
+    kind = "a whole number" if isinstance(default, int) else "a number"
+    raise ValueError(f"{name} is {kind} such as {default}, and at least 0, not {text!r}")
 
 
 def settings(
@@ -86,9 +92,11 @@ def settings(
         seed: As in `Episode`.
 
     Raises:
-        ValueError: For a constant out of its range.
+        ValueError: For a constant out of its range, or library kernels with recorded verdicts.
     """
     policy = make(Episode(chosen[0], proposer, budget, seed, evaluator.target))
+    if source == "recorded" and policy.allow_library_kernels:
+        raise ValueError("there are no recorded verdicts on library kernels: have them predicted")
     return {
         "policy": policy.name,
         "constants": policy.constants,

@@ -144,7 +144,7 @@ def position(domain: tuple[Any, ...], value: Any) -> int | None:
 def _parsed(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TemplateError(f"the text is not Python: {error}") from None
 
 

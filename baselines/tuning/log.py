@@ -34,17 +34,21 @@ class Log:
     path: Path
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines; one that was cut by a kill is left out, with a note."""
+        """The lines; what is no JSON object (a line cut by a kill) is left out, with a note."""
         try:
-            lines = self.path.read_text("utf-8").splitlines()
+            lines = self.path.read_bytes().splitlines()
         except FileNotFoundError:
             return []
         rows = []
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
-                _log.warning("%s, line %d is no JSON and is left out", self.path, number)
+                row = None
+            if isinstance(row, dict):
+                rows.append(row)
+            else:
+                _log.warning("%s, line %d is no JSON object and is left out", self.path, number)
         return rows
 
     def current(self, workload: Workload, target: str) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from jaxbench_env import EvalResult, Evaluator
 from jaxbench_env.canonical import canonical_hash
 from workloads import Workload
 
+_DOUBT = 10.0  # more than between any two times of a kernel
+
 
 @dataclass(frozen=True)
 class Point:
@@ -35,6 +37,19 @@ class Point:
     def ms(self) -> float:
         """Milliseconds of a kernel that is right; infinity for any other."""
         return self.result.times.candidate_ms if self.result.correct else math.inf
+
+    @property
+    def rank(self) -> float:
+        """Less is better: the logarithm of the time, with what is doubtful behind all that is not.
+
+        A doubtful time, such as a bound from below, earns less than it says; see
+        `EvalResult.speedup`. Infinity for what is not right.
+        """
+        if not self.result.correct:
+            return math.inf
+        times, speedup = self.result.times, self.result.speedup
+        doubtful = speedup < 0.999 * times.baseline_ms / times.candidate_ms
+        return math.log(self.ms) + _DOUBT * doubtful
 
 
 def tune(
@@ -96,10 +111,10 @@ def tune(
         )
         if log is not None and not point.known:
             log.append(kernel, values, point.result)
-        search.tell(action, math.log(point.ms) if point.ms < math.inf else math.inf)
+        search.tell(action, point.rank)
         yield point
 
 
 def best(points: Iterable[Point]) -> list[Point]:
-    """The points whose kernel is right, fastest first, the earlier one of equals first."""
-    return sorted((point for point in points if point.result.correct), key=lambda point: point.ms)
+    """The points whose kernel is right by `Point.rank`, the earlier one of equals first."""
+    return sorted((point for point in points if point.result.correct), key=lambda p: p.rank)

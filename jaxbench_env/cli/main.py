@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import workloads
-from jaxbench_env.cli import rollouts, shared
+from jaxbench_env.cli import reports, rollouts, shared
 from jaxbench_env.evaluator.result import EvalResult, Status
 
 EXIT_NOT_CORRECT, EXIT_EVALUATOR, EXIT_INTERRUPTED = 1, 3, 130
@@ -75,6 +75,7 @@ def main() -> None:
 main.add_command(shared.cache)
 main.add_command(shared.service)
 main.add_command(rollouts.rollout)
+main.add_command(reports.report)
 
 
 @main.command("list")
@@ -233,6 +234,12 @@ def context(workload: workloads.Workload, budget: int, target: str, as_json: boo
     help="full: compare the numbers at the published size, too (minutes, up to 12 GiB).",
 )
 @click.option("--no-cache", is_flag=True, help="Evaluate even if the verdict is on disk already.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write kernel and verdict to this file, a page for a browser.",
+)
 @_target
 @_as_json
 def evaluate_kernel(
@@ -242,6 +249,7 @@ def evaluate_kernel(
     allow_library_kernels: bool,
     verify: str,
     no_cache: bool,
+    page: Path | None,
     target: str,
     as_json: bool,
 ) -> None:
@@ -267,6 +275,13 @@ def evaluate_kernel(
         _print_json(result.to_dict())
     else:
         _show_result(result, source)
+    if page is not None:
+        from jaxbench_env.report import verdict_page
+
+        try:
+            page.write_bytes(verdict_page(workload.id, source, result))
+        except OSError as error:
+            raise click.UsageError(f"cannot write {page}: {error.strerror}") from None
     sys.exit(_exit_code(result))
 
 

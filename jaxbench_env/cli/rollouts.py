@@ -111,8 +111,8 @@ def rollout(
     """Run a policy on workloads and record everything in a directory.
 
     The same command resumes a run that was killed, interrupted (Ctrl-C) or ended by a limit. Exit
-    codes: 0 at the end of all policies or at a limit, 1 if the proposer failed, 130 after an
-    interrupt.
+    codes: 0 at the end of all policies or at a limit, 1 if the proposer failed, 3 if anything else
+    did, 130 after an interrupt.
     """
     from baselines import policies
     from baselines.proposers import ProposerError
@@ -150,6 +150,7 @@ def rollout(
         ProposerError,
         RecordsError,
         ValueError,
+        OSError,
     ) as error:
         raise click.UsageError(str(error)) from None
     for note in records.notes:
@@ -279,14 +280,18 @@ def _show(summary: dict[str, Any]) -> None:
 
 def _exit_code(run: Any) -> int:
     from baselines.proposers import ProposerError
+    from baselines.rollout.records import RecordsError
+    from jaxbench_env.recorded import RecordError
 
     if run.ended == "interrupted":
         return EXIT_INTERRUPTED
     if run.error is not None:
-        if not isinstance(run.error, ProposerError):
+        if isinstance(run.error, ProposerError):
+            return EXIT_PROPOSER
+        # What these say is for people, and the summary has said it.
+        if not isinstance(run.error, (RecordError, RecordsError, OSError)):
             import traceback
 
             traceback.print_exception(run.error)
-            return EXIT_FAULT
-        return EXIT_PROPOSER
+        return EXIT_FAULT
     return 0

@@ -67,7 +67,11 @@ def run(
                     advance(f", {_best(points)}")
             except KeyboardInterrupt:
                 interrupted = True
-    except (kernels.NoKernel, TemplateError, tuning.MissingPackage, OSError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not UTF-8: {error}") from None
+    except kernels.NoKernel as error:
+        raise click.UsageError(f"{error}; give another with --file") from None
+    except (TemplateError, tuning.MissingPackage, OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     found = tuning.best(points)
     report = _report(workload, space, points, found, target, options)
@@ -109,7 +113,7 @@ def _report(
         "looked_at": len(points),
         "evaluated": sum(not point.known for point in points),
         "default": _row(default) if default else None,
-        "default_is_best": bool(default and default.result.correct and default.ms <= found[0].ms),
+        "default_is_best": bool(found and default and default.rank <= found[0].rank),
         "points": [_row(point) for point in found + failed],
     }
 
@@ -153,6 +157,8 @@ def _show(report: dict[str, Any]) -> None:
         click.echo(
             f"The kernel of the text's own values is not right: {report['default']['status']}."
         )
+    elif report["default"]["ms"] < right[0]["ms"]:
+        click.echo("The time of the text's own values is doubtful.")
     else:
         more = report["default"]["ms"] / right[0]["ms"] - 1
         click.echo(f"The text's own values take {more:.1%} longer than the best.")

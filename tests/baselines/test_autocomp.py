@@ -69,7 +69,7 @@ def random_ms(source):
 
 @pytest.fixture(autouse=True)
 def context(monkeypatch):
-    monkeypatch.setattr(prompts, "context", lambda workload, size: f"DOCUMENTS of {size}")
+    monkeypatch.setattr(prompts, "context", lambda workload, size, target: f"DOCUMENTS of {size}")
 
 
 def test_the_published_budget_is_used_exactly():
@@ -207,6 +207,7 @@ def test_a_menu_is_never_empty():
         ("**Score:** 10/10", 10),
         ("score: 3\nScore: 8", 8),
         ("Score: 99", 10),
+        ("Score: " + "9" * 5000, 10),
         ("none", 0),
     ],
 )

@@ -1,5 +1,7 @@
 """Every policy keeps the contract, and does what its page says."""
 
+from pathlib import Path
+
 import pytest
 
 import workloads
@@ -25,7 +27,9 @@ class TestIterative(PolicyConformance):
 class TestIterativeContext(PolicyConformance):
     @pytest.fixture(autouse=True)
     def context(self, monkeypatch):
-        monkeypatch.setattr(prompts, "context", lambda workload, size: f"DOCUMENTS of {size}")
+        monkeypatch.setattr(
+            prompts, "context", lambda workload, size, target: f"DOCUMENTS of {size}"
+        )
 
     def make(self, episode):
         return IterativeContext(episode, chain_count=6)
@@ -84,6 +88,23 @@ def test_an_answer_without_code_counts_and_is_said():
     told = play(policy, lambda source: verdict(source, Status.REJECTED))
     assert told[0].candidate.source == "" and len(told) == 2
     assert "no Python code" in writer.requests[1].messages[1]["content"]
+
+
+@pytest.mark.parametrize("target", ["v6e", "v5e"])
+def test_documents_are_for_the_target(target):
+    text = prompts.introduction(Episode(workloads.get("rms_norm"), target=target), 4000)
+    assert workloads.chip(target).describe() in text.partition("Kernels are written")[0]
+
+
+def test_a_workload_of_ones_own_has_documents():
+    path = Path(__file__).parents[1] / "fixtures" / "workloads" / "scaled_softmax.py"
+    text = prompts.introduction(Episode(workloads.get(str(path))), 4000)
+    assert text.startswith("## The chip")
+
+
+def test_a_fence_is_longer_than_any_in_the_text():
+    assert prompts.code("x").startswith("```python\n")
+    assert prompts.code("# " + "`" * 200_000).startswith("`" * 200_001 + "python\n")
 
 
 def test_a_policy_without_its_proposer_says_so():

@@ -82,3 +82,9 @@ def test_the_start_is_drawn():
 def test_an_unknown_method_is_an_error():
     with pytest.raises(ValueError, match="unknown method 'best'; there are random, hill, anneal"):
         TemplateSearch(Episode(workloads.get("gemm")), "best")
+
+
+@pytest.mark.parametrize("temperatures", [{"hot": 0.0}, {"cold": 0.0}, {"cold": float("nan")}])
+def test_temperatures_are_above_zero(temperatures):
+    with pytest.raises(ValueError, match="above 0"):
+        TemplateSearch(Episode(workloads.get("gemm")), "anneal", **temperatures)

@@ -103,6 +103,14 @@ def test_what_no_other_try_would_mend_is_an_error_at_once(code):
     ("error", "finish"),
     [
         ({"message": "maximum context length is 8192 tokens"}, "context_length"),
+        (
+            {
+                "message": "The input token count (1200000) exceeds the maximum number of tokens "
+                "allowed (1048576)."
+            },
+            "context_length",
+        ),
+        ({"message": "Prompt is too long"}, "context_length"),
         ({"message": "blocked", "code": "content_filter"}, "content_filter"),
     ],
 )
@@ -110,6 +118,44 @@ def test_a_prompt_that_is_refused_is_an_empty_answer(error, finish):
     with Endpoint(("status", 400, {}, {"error": error})) as endpoint:
         answer = proposer(endpoint).answer(request())
     assert (answer.text, answer.finish) == ("", finish)
+
+
+def test_a_body_that_is_too_large_is_an_empty_answer():
+    with Endpoint(("status", 413, {}, {"detail": "Request Entity Too Large"})) as endpoint:
+        assert proposer(endpoint).answer(request()).finish == "context_length"
+
+
+@pytest.mark.parametrize("named", ["inf", "nan", "1e400"])
+def test_a_time_to_wait_that_is_no_number_is_passed_over(named):
+    busy = ("status", 429, {"Retry-After": named}, {"error": {"message": "slow down"}})
+    with Endpoint(busy) as endpoint:
+        assert proposer(endpoint).answer(request()).attempts == 2
+
+
+def test_a_prompt_may_hold_any_text():
+    odd = Request("sample 0", ({"role": "user", "content": "x = '\ud83d\0'"},), About("rms_norm"))
+    with Endpoint() as endpoint:
+        assert proposer(endpoint).answer(odd).text == REPLY
+    assert endpoint.bodies[0]["messages"][0]["content"] == "x = '\\ud83d\0'"
+
+
+def test_an_endpoint_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ProposerError, match="begins with http://") as caught:
+        OpenAIProposer("local", base_url="me:pass-678@localhost:8000/v1")
+    assert "pass-678" not in str(caught.value)
+
+
+def test_secrets_are_shown_nowhere():
+    refused = ("status", 401, {}, {"error": {"message": "no such key: sk-12345"}})
+    with Endpoint(refused) as endpoint:
+        url = endpoint.url.replace("http://", "http://me:pass-678@") + "?token=t-90"
+        made = OpenAIProposer("local", base_url=url, api_key="sk-12345")
+        with pytest.raises(ProposerError, match="no such key: <the key>") as caught:
+            made.answer(request())
+        shown = f"{caught.value} {made.describe()}"
+        assert made.describe()["base_url"] == endpoint.url
+    assert not [s for s in ("sk-12345", "pass-678", "t-90") if s in shown]
+    assert "sk-12345" not in repr(made)
 
 
 def test_requests_run_at_once_up_to_the_limit():

@@ -82,6 +82,16 @@ def test_a_limit_of_time_ends_it(tmp_path):
     assert 1 <= outcome.evaluations < 24 and time.monotonic() - started < 5
 
 
+def test_a_limit_of_time_holds_for_the_check_at_the_published_size(tmp_path):
+    first = rollout(tmp_path, MadeUp(), verify_best=False)
+    first.run()
+    first.records.close()
+    evaluator = MadeUp()
+    late = rollout(tmp_path, evaluator, limits={"seconds": 1e-9})
+    (outcome,) = late.run()
+    assert late.ended == "max-seconds" and evaluator.asked == [] and outcome.verified is None
+
+
 class Dear(Writer):
     """Answers that cost 1 each."""
 
@@ -198,14 +208,23 @@ def test_a_torn_last_line_is_dropped_with_a_note(tmp_path):
     assert samples(tmp_path) == plain
 
 
-def test_a_damaged_line_names_its_place(tmp_path):
+@pytest.mark.parametrize("damage", ["{broken\n", "5\n", "\0\0\n"])
+def test_a_damaged_line_names_its_place(tmp_path, damage):
     first = rollout(tmp_path, MadeUp())
     first.run()
     first.records.close()
     path = tmp_path / "candidates.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], "{broken\n", *lines[2:]]))
-    with pytest.raises(RecordsError, match=r"candidates.jsonl, line 3 is damaged"):
+    path.write_text("".join([*lines[:2], damage, *lines[2:]]))
+    with pytest.raises(RecordsError, match=r"candidates.jsonl, line 3 is damaged") as _kept:
+        rollout(tmp_path, MadeUp())
+    path.write_text("".join(lines))
+    rollout(tmp_path, MadeUp())  # the failure does not hold the directory
+
+
+def test_damaged_settings_are_said(tmp_path):
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(RecordsError, match=r"run.json is damaged: it is no JSON object"):
         rollout(tmp_path, MadeUp())
 
 
@@ -213,7 +232,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RecordsError, match="thesis.tex and no run.json"):
         rollout(tmp_path, MadeUp())
-    assert not (tmp_path / "run.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_progress_hears_of_every_verdict(tmp_path):

@@ -109,6 +109,7 @@ def test_what_is_no_member_is_explained(action):
     [
         ("TUNABLES = {", "OTHER = {", "has no tunables"),
         ("def workload(x):", "def workload(x:", "not Python"),
+        ("def workload(x):", f"B = {'1+' * 9000}1\n\ndef workload(x):", "not Python"),
         ('"A": (128, 256)', '"A": (128, 255)', "A = 256, which is not in its domain"),
         ('"A": (128, 256)', '"A": [128, 256]', "A's domain is a tuple"),
         ('"A": (128, 256)', '"A": ()', "A's domain is a tuple"),

@@ -135,6 +135,31 @@ def test_a_line_that_was_cut_is_left_out_with_a_note(space, tmp_path, caplog):
     assert len(log.rows()) == 4
 
 
+@pytest.mark.parametrize("line", [b"5", b"[1]", b"\xff\xfe", b"\0\0"])
+def test_a_line_of_something_else_is_left_out_with_a_note(space, tmp_path, caplog, line):
+    log = Log(tmp_path / "log.jsonl")
+    log.path.write_bytes(line + b"\n")
+    with caplog.at_level(logging.WARNING, "jaxbench_env"):
+        assert len(list(tune(WORKLOAD, space, Bowl(), budget=1, log=log))) == 1
+    assert "line 1 is no JSON object" in caplog.text and len(log.rows()) == 1
+
+
+def test_a_time_that_is_doubtful_is_not_the_best(space):
+    class Doubtful(Bowl):
+        """The fastest kernels have a time that is a bound."""
+
+        def evaluate(self, workload, source, **_):
+            result = super().evaluate(workload, source)
+            if result.correct and result.times.candidate_ms < 3.0:
+                return dataclasses.replace(
+                    result, status=Status.SLOWER, speedup=1.0, flags=("uncertain",)
+                )
+            return result
+
+    found = best(tune(WORKLOAD, space, Doubtful(), method="grid", budget=200))
+    assert found[0].ms == 3.0 and found[-1].result.flags and found[-1].ms == 2.0
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -203,6 +228,13 @@ def test_the_command_shows_and_writes_the_best(bowl, tmp_path):
     assert not report["default_is_best"] and report["written"] == str(file)
     assert TemplateSpace(file.read_text()).template.defaults == {"X": 6, "Y": 2, "SIDE": "left"}
     assert "own values are the best" in run(*arguments, "--write").output
+
+
+def test_a_file_of_another_encoding_is_named(bowl, tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_bytes(b"X = '\xff'")
+    result = run("--file", file)
+    assert result.exit_code == 2 and "kernel.py is not UTF-8" in result.output.replace("\n", "")
 
 
 def test_an_interrupt_shows_what_was_found(bowl, tmp_path):
