@@ -19,7 +19,7 @@ class Limits:
     """When a rollout ends before its policies do. None is no limit.
 
     Attributes:
-        seconds: Wall time of this session.
+        seconds: Wall time of this run of the command.
         evaluations: Verdicts of all sessions of the run.
         cost: What the proposer's answers of all sessions cost, in the currency of its prices.
             Those being asked when it is reached are still paid.

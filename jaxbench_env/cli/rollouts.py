@@ -78,7 +78,7 @@ _positive = click.FloatRange(min=0, min_open=True)
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="replay: directory of the recorded run.",
 )
-@click.option("--max-seconds", type=_positive, help="End this session after so long.")
+@click.option("--max-seconds", type=_positive, help="End after so long; the same command goes on.")
 @click.option("--max-evaluations", type=click.IntRange(min=1), help="End after so many verdicts.")
 @click.option("--max-cost", type=_positive, help="End when the answers have cost so much.")
 @click.option(
