@@ -51,10 +51,10 @@ speedup come from one compiler and one predictor, so that errors of bandwidth an
 cancel: the speedups of the published expert kernels were met within 7 %.
 
 "Of the roofline" is the least time of the best known algorithm over the predicted one: where XLA is
-near 100 %, there is nothing to gain. That of paged attention counts every page, and lengths are such
-that fewer are read, so a kernel can pass it. `S` marks an algebraic shortcut: such a kernel does less than
-the operator as it is written, with the same result within the tolerance (see below). "Published
-size" says how much of the output was compared there (`verify="full"`), and how long it took.
+near 100 %, there is nothing to gain. That of paged attention counts every page; the lengths need
+fewer, so a kernel can pass it. `S` marks an algebraic shortcut: such a kernel does less than the
+operator as it is written, with the same result within the tolerance (see below). "Published size"
+says how much of the output was compared there (`verify="full"`), and how long it took.
 
 Geometric means have every speedup floored at 1; a workload without a right kernel counts as 1.
 
