@@ -1,11 +1,13 @@
 """Tunes all kernels of the baselines, a few points each, and collects the recorded verdicts.
 
     python scripts/tune_all.py [--only gemm,rms_norm] [--budget 12] [--method hill] [--minutes 60]
-    python scripts/tune_all.py --collect
+        [--more runs/reproduce]
+    python scripts/tune_all.py --collect [--more runs/reproduce]
 
 Every verdict goes at once to a file of JSON lines in the folder, so that a killed run continues
 where it stopped. After each kernel its table in baselines/records/ is written anew: what the table
-and the folder have on today's kernel text. ``--collect`` does only that.
+and the folders have on today's kernel text. ``--collect`` does only that. The episodes of
+reproduce_tables.py meet the same points: with ``--more runs/reproduce`` they are known and recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,10 @@ RECORDS = Path(__file__).parents[1] / "baselines" / "records"
 _MADE = ("protocol", "workload_version", "target", "versions")
 
 
-def collect(workload: workloads.Workload, space: TemplateSpace, log: tuning.Log) -> int:
-    """Writes the table of a kernel; returns how many verdicts it has.
+def collect(
+    workload: workloads.Workload, space: TemplateSpace, logs: Sequence[tuning.Log]
+) -> int:
+    """Writes the table of a kernel from logs; returns how many verdicts it has.
 
     Verdicts on other texts than today's kernel at any of its values are left out, and those on
     which the evaluator failed. Where the compiler of the table is another one, the table starts
@@ -42,7 +47,7 @@ def collect(workload: workloads.Workload, space: TemplateSpace, log: tuning.Log)
     """
     target = "v6e"
     path = RECORDS / f"{workload.id}.jsonl.gz"
-    rows = log.current(workload, target)
+    rows = [row for log in logs for row in log.current(workload, target)]
     found = {row["kernel"]: row for row in rows}
     made = {name: rows[-1][name] for name in _MADE} if rows else None
     try:
@@ -52,11 +57,11 @@ def collect(workload: workloads.Workload, space: TemplateSpace, log: tuning.Log)
     if table is not None and made in (None, {name: table.header[name] for name in _MADE}):
         found = {**table.rows, **found}
         made = {name: table.header[name] for name in _MADE}
-    known = {canonical_hash(space.source(action)) for action in space.actions()}
+    values = {canonical_hash(space.source(a)): space.values(a) for a in space.actions()}
     kept = [
-        {name: row[name] for name in ("kernel", "values", "result")}
+        {"kernel": kernel, "values": values[kernel], "result": row["result"]}
         for kernel, row in found.items()
-        if kernel in known and row["result"]["status"] != Status.EVALUATOR_ERROR
+        if kernel in values and row["result"]["status"] != Status.EVALUATOR_ERROR
     ]
     if kept:
         baseline = SharedEvaluator(target=target).baseline(workload)
@@ -103,12 +108,19 @@ def _tuned(workload: workloads.Workload, space: TemplateSpace, log: tuning.Log, 
     show_default=True,
     help="Where every verdict is added to <id>.jsonl.",
 )
+@click.option(
+    "--more",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    multiple=True,
+    help="Another folder with such files, whose verdicts count as well.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     only: str,
     minutes: float | None,
     only_collect: bool,
     folder: Path,
+    more: tuple[Path, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -126,9 +138,13 @@ def main(
             if time.monotonic() > deadline:
                 break
             workload, space = workloads.get(name), TemplateSpace(kernels.source(name))
-            log = tuning.Log(folder / f"{name}.jsonl")
-            row = {} if only_collect else _tuned(workload, space, log, **options)
-            report[name] = {**row, "space": space.size, "recorded": collect(workload, space, log)}
+            logs = [tuning.Log(place / f"{name}.jsonl") for place in (folder, *more)]
+            recorded_here = collect(workload, space, logs)
+            row = {}
+            if not only_collect:
+                row = _tuned(workload, space, logs[0], **options)
+                recorded_here = collect(workload, space, logs)
+            report[name] = {**row, "space": space.size, "recorded": recorded_here}
             advance(f", {name}")
     if as_json:
         click.echo(json.dumps(report, indent=1))

@@ -31,15 +31,16 @@ class OutOfTime(Exception):
 def constants(method: str, budget: int) -> dict[str, int]:
     """A method's constants for a budget: chains and children per member shrink with it.
 
-    Turns, beam and iterations stay, so that a small budget still reaches the last turn. At the
-    published budget they are the published ones.
+    Turns and iterations stay, so that a small budget still reaches the last turn; so does the beam
+    as long as each of its members has a child. At the published budget they are the published ones.
     """
     if method.startswith("iterative"):
         return {"chain_count": max(1, round(18 * budget / BUDGET))}
     if method == "autocomp":
-        children = 6 * budget / BUDGET  # of each member in an iteration
-        codes = 2 if children > 3 else 1
-        return {"plans": max(1, round(children / codes)), "codes": codes}
+        each = 18 * budget / BUDGET  # children in an iteration
+        beam = min(3, max(1, round(each)))
+        codes = 2 if each / beam > 3 else 1
+        return {"beam": beam, "plans": max(1, round(each / beam / codes)), "codes": codes}
     return {}
 
 

@@ -167,8 +167,8 @@ def _table(summary: dict[str, Any]) -> str:
     lines = [f"{title} (synthetic)", ""]
     if summary["budget"] != BUDGET:
         lines += [
-            f"The published budget is {BUDGET}. With less there are fewer chains and children of a "
-            f"member, so that the last turn is reached ({_smaller(summary['constants'])}).",
+            f"The published budget is {BUDGET}. With less there are fewer chains, members and "
+            f"children, so that the last turn is reached ({_smaller(summary['constants'])}).",
             "",
         ]
     lines += [
@@ -219,8 +219,11 @@ def _table(summary: dict[str, Any]) -> str:
 
 def _smaller(constants: dict[str, dict[str, Any]]) -> str:
     chains = constants["iterative"]["chain_count"]
-    plans, codes = constants["autocomp"]["plans"], constants["autocomp"]["codes"]
-    return f"chains: {chains} of 18; plans for each member: {plans} of 3; codes: {codes} of 2"
+    beam, plans, codes = (constants["autocomp"][name] for name in ("beam", "plans", "codes"))
+    return (
+        f"chains: {chains} of 18; beam: {beam} of 3; plans for each member: {plans} of 3; "
+        f"codes: {codes} of 2"
+    )
 
 
 def _cost(found: Sequence[dict[str, Any]]) -> str:

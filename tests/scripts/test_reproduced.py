@@ -69,7 +69,7 @@ def line(method, seed, speedups, workload="rms_norm", **changes):
         "method": method,
         "seed": seed,
         "budget": len(samples),
-        "constants": {"chain_count": 1, "plans": 1, "codes": 1},
+        "constants": {"chain_count": 1, "beam": 3, "plans": 1, "codes": 1},
         "samples": samples,
         "texts": 2,
         "timed": 2,
@@ -85,7 +85,7 @@ def test_at_the_published_budget_the_constants_are_the_published_ones(method):
     assert policy(Episode(WORKLOAD), **episodes.constants(method, BUDGET)).constants == default
 
 
-@pytest.mark.parametrize("budget", [24, 36])
+@pytest.mark.parametrize("budget", [8, 16, 24, 36])
 @pytest.mark.parametrize("method", episodes.METHODS)
 def test_every_method_uses_its_whole_budget(tmp_path, method, budget):
     result = episodes.run(method, made(tmp_path, MadeUp()), budget, 0, lambda _: None)
