@@ -8,7 +8,7 @@ is normalised.
 Layout: XLA stores the volumes with the samples in the lanes and the columns in the sublanes. So 16
 columns of a row, for three channels, depths and rows, are 432 rows of an operand without moving
 anything, and a product with the filter set at each of 14 columns gives as many columns of the
-result, in the order (column, channel). Two rows of the result are side by side in the lanes.
+result, in the order (column, channel). Ten rows of the result are side by side in the lanes.
 
 VMEM: two buffers of three depths, 4.5 MiB; the weights, 0.3 MiB.
 """
@@ -20,9 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 WINDOW = 16  # columns of the operand
-ROWS = 2  # rows of the result side by side in the lanes
+ROWS = 10  # rows of the result side by side in the lanes
 
-TUNABLES = {"WINDOW": (16, 32), "ROWS": (1, 2, 3, 5, 6)}
+TUNABLES = {"WINDOW": (16, 32), "ROWS": (1, 2, 3, 5, 6, 10)}
 
 
 def constraints(WINDOW, ROWS):

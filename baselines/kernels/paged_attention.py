@@ -10,8 +10,8 @@ saves separating the heads.
 Lengths are at least one. Every entry of the table is a page and holds finite numbers, also behind a
 sequence: chunks are fetched whole, and what is behind gets the weight zero.
 
-VMEM at 32 pages: four buffers each of keys and values (1 MiB apiece), 8 MiB, and the scores of a
-group, 1 MiB.
+VMEM: four buffers each of keys and values (512 KiB apiece), 4 MiB, and the scores of a group,
+512 KiB.
 """
 
 import functools
@@ -23,8 +23,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-GROUP_PAGES = 32  # pages that are multiplied at once
-CHUNK_PAGES = 4  # pages that are fetched, needed or not, where one of them is needed
+GROUP_PAGES = 16  # pages that are multiplied at once
+CHUNK_PAGES = 1  # pages that are fetched, needed or not, where one of them is needed
 BUFFERS = 4  # groups in VMEM at a time
 
 TUNABLES = {
