@@ -6,8 +6,9 @@
 
 The template proposer stands in for a model: the results are synthetic. Every verdict is the real
 evaluator's and goes at once to a log in the folder, so that a stopped run goes on where it was, and
-equal texts of all methods and seeds are evaluated once. Workloads come one after the other, those
-with cheap kernels first, each with all methods and seeds; what is finished goes to
+equal texts of all methods and seeds are evaluated once; those of the tables in baselines/records/
+are known (no method is shown one before it asks for that text). Workloads come one after the other,
+those with cheap kernels first, each with all methods and seeds; what is finished goes to
 docs/reproduced.jsonl, and the page says what that is.
 """
 
@@ -24,7 +25,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import click
 
-from baselines import kernels
+from baselines import kernels, tuning
 from baselines.policy import BUDGET
 from baselines.proposers import NotApplicable
 from baselines.rollout.setup import chosen_workloads
@@ -152,7 +153,10 @@ def main(
         with progress_bar(len(chosen) * seeds * 4 * budget, "episodes") as advance:
             for workload in chosen:
                 log = episodes.log(folder, workload)
-                verdicts = episodes.Verdicts(workload, SharedEvaluator(), log, deadline, workers)
+                known = tuning.shipped(workload, "v6e")
+                verdicts = episodes.Verdicts(
+                    workload, SharedEvaluator(), log, deadline, workers, known
+                )
                 try:
                     lines = _workload(workload, verdicts, budget, seeds, advance)
                 except (NotApplicable, kernels.NoKernel):

@@ -7,7 +7,8 @@
 Every verdict goes at once to a file of JSON lines in the folder, so that a killed run continues
 where it stopped. After each kernel its table in baselines/records/ is written anew: what the table
 and the folders have on today's kernel text. ``--collect`` does only that. The episodes of
-reproduce_tables.py meet the same points: with ``--more runs/reproduce`` they are known and recorded.
+reproduce_tables.py meet the same points: with ``--more runs/reproduce`` these are known and
+recorded.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ RECORDS = Path(__file__).parents[1] / "baselines" / "records"
 _MADE = ("protocol", "workload_version", "target", "versions")
 
 
-def collect(
-    workload: workloads.Workload, space: TemplateSpace, logs: Sequence[tuning.Log]
-) -> int:
+def collect(workload: workloads.Workload, space: TemplateSpace, logs: Sequence[tuning.Log]) -> int:
     """Writes the table of a kernel from logs; returns how many verdicts it has.
 
     Verdicts on other texts than today's kernel at any of its values are left out, and those on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +57,9 @@ class Verdicts:
         log: Where they are kept.
         deadline: Of `time.monotonic`, after which no text is evaluated.
         workers: Evaluations at once.
+        known: Verdicts that are there already, by the kernel's hash.
         seconds: Wall time of the evaluation of each kernel, by its hash; of those that were
-            evaluated for this log, and not taken from the evaluator's cache.
+            evaluated for this log: neither known nor taken from the evaluator's cache.
     """
 
     workload: Workload
@@ -66,11 +67,12 @@ class Verdicts:
     log: tuning.Log
     deadline: float
     workers: int = 1
+    known: Mapping[str, EvalResult] = field(default_factory=dict)
     seconds: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         target = self.evaluator.target
-        self._known = self.log.results(self.workload, target)
+        self._known = {**self.known, **self.log.results(self.workload, target)}
         rows = self.log.current(self.workload, target)
         took = {row["kernel"]: row["values"]["seconds"] for row in rows}
         self.seconds = {kernel: seconds for kernel, seconds in took.items() if seconds is not None}

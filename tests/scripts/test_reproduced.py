@@ -13,6 +13,7 @@ import baselines
 import workloads
 from baselines.policy import BUDGET, Episode
 from jaxbench_env import EvalResult, Stage, Status
+from jaxbench_env.canonical import canonical_hash
 from jaxbench_env.evaluator.build import installed_versions
 from jaxbench_env.evaluator.evaluator import PROTOCOL
 from jaxbench_env.evaluator.result import Provenance, Times
@@ -120,6 +121,17 @@ def test_equal_kernels_are_evaluated_once(tmp_path):
     first, second = verdicts.of([text, "# another comment\nx = 1\n"])
     assert first == second == made(tmp_path, evaluator).of([text])[0]
     assert evaluator.asked == [text]
+
+
+def test_known_verdicts_are_not_made_again(tmp_path):
+    evaluator = MadeUp()
+    text = "# template: 1; mistakes: none\nx = 1\n"
+    result = evaluator.evaluate(WORKLOAD, text)
+    log = episodes.log(tmp_path, WORKLOAD)
+    known = {canonical_hash(text): result}
+    verdicts = episodes.Verdicts(WORKLOAD, evaluator, log, math.inf, known=known)
+    assert verdicts.of([text, text]) == [result, result]
+    assert evaluator.asked == [text] and not log.rows() and not verdicts.seconds
 
 
 def test_a_failing_evaluator_stops_the_run(tmp_path):
