@@ -6,7 +6,7 @@ panels in VMEM. It is cut outside the columns: the float32 sums of a whole panel
 VMEM, and a block of the contraction of x stays while its weights stream past.
 
 VMEM of the first: two buffers each of x (16 MiB), gate and up (8 MiB) and the result (1 MiB),
-66 MiB. Of the second: two buffers of x (14 MiB), weights (7 MiB) and the result (1 MiB), 44 MiB,
+66 MiB. Of the second: two buffers of x (14 MiB), weights (14 MiB) and the result (2 MiB), 60 MiB,
 and 32 MiB of sums.
 """
 
@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 BLOCK_M = 1024
 BLOCK_N = 512
 PART = 256  # columns that are gated while the next are multiplied
-DOWN_N = 512
+DOWN_N = 1024
 DOWN_K = 7168
 VMEM_LIMIT_BYTES = 110 * 2**20
 
