@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 BLOCK_M = 1024
 BLOCK_N = 512
-PART = 256  # columns that are finished while the next are multiplied
+PART = 512  # columns that are finished while the next are multiplied
 VMEM_LIMIT_BYTES = 110 * 2**20
 
 TUNABLES = {

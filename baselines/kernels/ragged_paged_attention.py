@@ -11,9 +11,9 @@ many columns again of ones: the matrix unit has room for them, and the same prod
 At least one sequence is in use, and those in use have at least T positions. Every entry of their
 tables is a page and holds finite numbers, also behind a sequence: groups are fetched whole.
 
-VMEM at 32 pages: two buffers each of a group (2 MiB), the queries and the result (1 MiB), 8 MiB;
-a group's words, 2 MiB; the scaled queries, 1 MiB; largest score, result and sum of each row in
-float32, 6 MiB; and the scores of the heads that are under way, 1 MiB each.
+VMEM: a buffer of a group (2 MiB), two each of the queries and the result (1 MiB), 6 MiB; a group's
+words, 2 MiB; the scaled queries, 1 MiB; largest score, result and sum of each row in float32,
+6 MiB; and the scores of the heads that are under way, 1 MiB each.
 """
 
 import functools
@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 GROUP_PAGES = 32  # pages that are multiplied at once
 CHUNK_PAGES = 4  # copies that are started without a loop; groups have a multiple of it
 AHEAD = 1  # heads whose scores are started before the oldest is finished
-BUFFERS = 2  # groups in VMEM at a time
+BUFFERS = 1  # groups in VMEM at a time
 VMEM_LIMIT_BYTES = 64 * 2**20
 
 TUNABLES = {
