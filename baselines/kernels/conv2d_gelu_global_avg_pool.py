@@ -5,9 +5,10 @@ rows of 8 channels in the sublanes, by strided loads of words, for five pairs of
 columns of the filter, rolled along the lanes: 240 rows of one product, which needs no transpose and
 gives eight rows of the result. Ones fill the other 16 rows of the matrix unit and add the bias.
 
-The next products are started before the gelu of one, which is bfloat16 work. So are the sums over
-the eight rows of a window; their roundings average out over tens of thousands of positions. Columns
-beyond the plane are left out at the end, by lanes.
+The gelu, which is bfloat16 work, runs under the products of the iteration's other windows: the
+compiler moves these ahead by itself. The sums over the eight rows of a window are bfloat16 work,
+too; their roundings average out over tens of thousands of positions. Columns beyond the plane are
+left out at the end, by lanes.
 
 VMEM: two buffers of an image, 1 MiB; the weights, 256 KiB; little else.
 """
@@ -20,8 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-WINDOWS = 8  # windows of eight rows in one iteration
-AHEAD = 1  # products started before the oldest is finished
+WINDOWS = 16  # windows of eight rows in one iteration
+AHEAD = 0  # products started before the oldest is finished
 GELU_DTYPE = "bfloat16"
 
 TUNABLES = {

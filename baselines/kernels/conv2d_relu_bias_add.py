@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 IMAGES = 16  # images of a grid step, which fill the sublanes
 ROWS = 8  # image rows of a grid step
-COLUMNS = 42  # columns of one product
+COLUMNS = 14  # columns of one product
 VMEM_LIMIT_BYTES = 100 * 2**20
 
 TUNABLES = {

@@ -23,7 +23,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-BLOCK_TOKENS = 256  # tokens that are sorted, and combined, at once
+BLOCK_TOKENS = 512  # tokens that are sorted, and combined, at once
 TILE = 1536  # most rows of an expert for which its matrices are read once
 BLOCK_MLP = 512  # hidden columns of one grid step
 SUB_ROWS = 256  # rows that are multiplied at once; a tile may end after any of these
