@@ -7,6 +7,8 @@ import functools
 import hashlib
 from collections.abc import Iterator
 
+from jaxbench_env import syntax
+
 # Fields of syntax trees that differ between versions of Python for the same text.
 _PASSED_OVER = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
 _MODULE_LEVEL = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
@@ -26,7 +28,7 @@ def canonical_hash(source: str) -> str:
     """
     digest = hashlib.sha256()
     try:
-        tree = ast.parse(source)
+        tree = syntax.tree(source)
         tree.body = [statement for statement in tree.body if not _describes_space(statement)]
         for token in _tokens(tree):
             digest.update(token.encode(errors="surrogatepass") + b"\0")

@@ -27,6 +27,7 @@ import workloads
 from baselines import kernels
 from baselines.context import chips, reference
 from baselines.context.rules import rules
+from jaxbench_env import syntax
 from workloads import Workload, jaxprs
 
 BUDGET = 30_000
@@ -160,7 +161,7 @@ def _primitives(workload: Workload) -> frozenset[str]:
 def _shortened(source: str) -> str:
     """A kernel's text without what only a tuner reads."""
     lines, cut = source.splitlines(keepends=True), set()
-    for node in ast.parse(source).body:
+    for node in syntax.tree(source).body:
         named = {t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)}
         if "TUNABLES" in named or getattr(node, "name", "") == "constraints":
             cut |= set(range(node.lineno - 1, node.end_lineno))

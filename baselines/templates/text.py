@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxbench_env import syntax
 from jaxbench_env.canonical import canonical_hash, is_arithmetic
 
 _OPERATORS = {
@@ -143,7 +144,7 @@ def position(domain: tuple[Any, ...], value: Any) -> int | None:
 
 def _parsed(text: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        return syntax.tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TemplateError(f"the text is not Python: {error}") from None
 

@@ -10,6 +10,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from jaxbench_env import syntax
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -28,7 +30,7 @@ class Mistake:
 
     def make(self, text: str) -> str | None:
         """The text with the mistake; None if it has no place for it."""
-        edits = self.edits(ast.parse(text), text)
+        edits = self.edits(syntax.tree(text), text)
         wrong = _edited(text, edits)
         return wrong if wrong != text else None
 

@@ -6,6 +6,8 @@ import ast
 import re
 import warnings
 
+from jaxbench_env import syntax
+
 MAX_BRACKETS = 100
 MAX_INDENT = 200
 MAX_CHAIN = 1000
@@ -56,7 +58,7 @@ def parse(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ast.parse(source)
+            return syntax.tree(source)
         except SyntaxError:
             raise
         except (RecursionError, MemoryError):
