@@ -28,7 +28,7 @@ IMAGES = 16  # images of a grid step, which fill the sublanes
 ROWS = 8  # image rows of a grid step
 COLUMNS = 42  # columns of one product
 AHEAD = 1  # products started before the oldest is finished
-STRIP = 2  # columns whose mish is computed at once, in registers
+STRIP = 6  # columns whose mish is computed at once, in registers
 MISH_DTYPE = "bfloat16"  # of mish and the affine map after it
 VMEM_LIMIT_BYTES = 100 * 2**20
 
