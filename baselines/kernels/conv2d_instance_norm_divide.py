@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 IMAGES = 16  # images of a grid step, which fill the sublanes
 ROWS = 8  # image rows of a grid step
-COLUMNS = 42  # columns of one product
+COLUMNS = 126  # columns of one product
 VMEM_LIMIT_BYTES = 100 * 2**20
 
 TUNABLES = {
