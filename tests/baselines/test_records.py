@@ -18,7 +18,7 @@ def values(row):
 
 
 def test_tables_are_small_and_made_by_one_compiler():
-    assert records.ids()
+    assert records.ids() == tuple(sorted(kernels.ids()))
     tables = [recorded.read(records.path(name)) for name in records.ids()]
     assert len({str(table.header["versions"]) for table in tables}) == 1
     assert sum(table.path.stat().st_size for table in tables) < 4 << 20
@@ -39,6 +39,16 @@ def test_a_table_is_of_todays_kernel_and_evaluator(name):
 def test_the_kernel_itself_is_recorded(name):
     result = records.evaluator().evaluate(workloads.get(name), kernels.source(name))
     assert result.correct, result.message
+
+
+@pytest.mark.parametrize("name", records.ids())
+def test_the_values_that_ship_are_the_best_recorded(name):
+    table = recorded.read(records.path(name))
+    results = [table.result(kernel) for kernel in table.rows]
+    own = table.result(canonical_hash(kernels.source(name)))
+    best = max(result.speedup for result in results if result.correct)
+    # Less is not worth another program.
+    assert own.speedup >= 0.997 * best, f"run `jaxbench tune {name} --write`"
 
 
 def test_the_whole_space_of_one_kernel_is_recorded():
