@@ -1,9 +1,8 @@
 """Linear layer, each row's maximum minus its mean, with gelu.
 
-A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, a few rows at a
-time, and the epilogue of some rows runs while the matrix unit has the next ones. Maximum and sum
-stay apart by lane until the row is complete. The row panel stays while the column panels pass,
-there and back.
+A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, ROWS rows at a
+time. With the values that ship these are all of a panel. Maximum and sum stay apart by lane until
+the row is complete. The row panel stays while the column panels pass, there and back.
 
 VMEM at K = 8192: two buffers each of x (16 MiB) and weight (16 MiB), maxima and sums of the rows by
 lane (1 MiB), and what the compiler keeps of the products: 84 MiB.

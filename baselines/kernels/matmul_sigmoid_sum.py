@@ -1,10 +1,10 @@
 """Linear layer with sigmoid, summed over each row.
 
-A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, a few rows at a
-time, and the epilogue of some rows runs while the matrix unit has the next ones. Sums stay apart by
-lane until the row is complete, so that only additions are left there: sigmoid(z) is (1 + tanh(z /
-2)) / 2, of which the tanh are summed. So a sum is right to some 1e-3, the rounding of N, even where
-all its sigmoids are tiny. The row panel stays while the column panels pass, there and back.
+A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, ROWS rows at a
+time. With the values that ship these are all of a panel. Sums stay apart by lane until the row is
+complete, so that only additions are left there: sigmoid(z) is (1 + tanh(z / 2)) / 2, of which the
+tanh are summed. So a sum is right to some 1e-3, the rounding of N, even where all its sigmoids are
+tiny. The row panel stays while the column panels pass, there and back.
 
 VMEM at K = 8192: two buffers each of x (16 MiB) and weight (16 MiB), the sums of the rows by lane
 (0.5 MiB), and what the compiler keeps of the products: 82 MiB.

@@ -1,8 +1,8 @@
 """Linear layer with swish, times a constant.
 
-A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, a few rows at a
-time, and the epilogue of some rows runs while the matrix unit has the next ones. The swish is one
-tanh. The row panel stays while the column panels pass, there and back.
+A step multiplies a (BLOCK_M, K) row panel by a (K, BLOCK_N) column panel at once, ROWS rows at a
+time. With the values that ship these are all of a panel. The swish is one tanh. The row panel stays
+while the column panels pass, there and back.
 
 VMEM at K = 8192: two buffers each of x (16 MiB), weight (16 MiB) and the result (2 MiB), and what
 the compiler keeps of the products: 85 MiB.
