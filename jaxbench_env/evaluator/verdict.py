@@ -121,7 +121,7 @@ def judge_numbers(
     Args:
         checks: Comparisons of the interpret-mode programs with the reference.
         race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
-            ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
+            ``stuck``, ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
             numbers), and the comparisons ``simulated`` and
             ``plain`` of both interpreters on the public inputs where there are any.
         fields: What the result holds so far.
@@ -155,6 +155,14 @@ def judge_numbers(
             f"a data race was found {where}: {_first_line(race['reason'])}; wait for the copy "
             "before that, with the semaphore that it was started with",
             details=race["reason"],
+            **fields,
+        )
+    if race["outcome"] == "stuck":
+        raise Failure(
+            Status.INCORRECT,
+            "numerics",
+            f"the kernel would never end: {race['reason']} at preset {race['preset']} is for a copy "
+            "or signal that nobody has started; start what is waited for under the same condition",
             **fields,
         )
     if race["outcome"] == "out_of_bounds":

@@ -162,6 +162,39 @@ def test_a_race_names_scratch_and_both_steps(tmp_path, monkeypatch):
     assert "the copy that was started at grid step (" in first
 
 
+def signalled_once():
+    def kernel(x_ref, o_ref, sem):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            pl.semaphore_signal(sem, 1)
+
+        pl.semaphore_wait(sem, 1)
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(
+        kernel,
+        LIKE_X,
+        grid=(4,),
+        in_specs=[BLOCK],
+        out_specs=BLOCK,
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "step"),
+    [
+        (two_slots(lambda fetch, i: (fetch(i, i % 2).wait(), fetch(i, i % 2).wait())), "(0,)"),
+        (two_slots(lambda fetch, i: fetch(i, (i + i // 3) % 2).wait()), "(3,)"),
+        (signalled_once(), "(1,)"),
+    ],
+)
+def test_a_wait_that_nothing_ends_is_named(call, step, tmp_path, monkeypatch):
+    found, result = simulated(call, tmp_path, monkeypatch)
+    assert found["outcome"] == "stuck" and result is None
+    assert f"the wait at grid step {step}" in found["reason"]
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -20,7 +20,7 @@ import numpy as np
 from jax._src import source_info_util
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax._src.pallas.mosaic.interpret import race_detection_state, vector_clock
-from jax._src.pallas.mosaic.interpret.shared_memory import SharedMemory
+from jax._src.pallas.mosaic.interpret.shared_memory import Semaphore, SharedMemory
 from jax.experimental.pallas import tpu as pltpu
 
 MAX_RACES = 20  # texts of more are of no use to anybody
@@ -44,6 +44,7 @@ class Found:
     races: list[str] = field(default_factory=list)
     unwritten: str = ""
     revisited: str = ""
+    stuck: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,20 @@ class _Listener:
                 f"a block of {name} comes back at grid step {match[2]}, after others; what it held "
                 "is not there any more: put the axes that do not choose the block last in the grid"
             )
+
+    # -- waits
+
+    def waits(self, semaphore: Semaphore, value: int, core: int, source) -> None:
+        """Does the copies that a wait needs; raises where none is left that could end it.
+
+        One core runs the kernel: what nobody has started by now, nobody will.
+        """
+        pending = semaphore.tasks[core]
+        while semaphore.count_by_core[core] < value and pending:
+            pending.pop()()
+        if semaphore.count_by_core[core] < value and semaphore.num_cores == 1:
+            self.found.stuck = f"the wait at grid step {self.step}{_line(source)}"
+            raise RuntimeError(self.found.stuck)
 
     # -- exceptions
 
@@ -363,7 +378,15 @@ def _listening(listener: _Listener) -> Iterator[None]:
         listener.writes(key[1], rnge, mask)
         return methods["swap_buffer_content"](self, key, rnge, value, mask, *args, **kwargs)
 
+    wait = Semaphore.wait
+
+    def wait_for(self, value, core, *args, logging_info=None, **kwargs):
+        source = getattr(logging_info, "source_info", None)
+        listener.waits(self, int(value), int(core), source)
+        return wait(self, value, core, *args, logging_info=logging_info, **kwargs)
+
     changes = [
+        (Semaphore, "wait", wait_for),
         (interpreter, "callback", callbacks),
         (interpreter, "interpret_pallas_call", interpret_pallas_call),
         (interpreter, "DMA", start_copy),
@@ -393,10 +416,12 @@ def simulate(build: Callable, inputs) -> tuple[np.ndarray | None, dict[str, str]
 
     Returns:
         The result, None where there is none, and ``outcome`` (``clean``, ``race``,
-        ``out_of_bounds``, ``failed``) with its ``reason``, and ``hint``: what would explain wrong
-        numbers.
+        ``out_of_bounds``, ``stuck``, ``failed``) with its ``reason``, and ``hint``: what would
+        explain wrong numbers.
     """
     result, listener, error = _run(build, inputs, "on_wait")
+    if error is not None and listener.found.stuck:
+        return None, {"outcome": "stuck", "reason": listener.found.stuck}
     if error is not None:
         text = "".join(map(str, error.args)) or type(error).__name__
         if "out-of-bounds" in text.lower():
