@@ -58,7 +58,8 @@ def imports(source, path):
 def beside(line, source):
     """Whether the import in a line is of a part of the trace child."""
     text = source.splitlines()[line - 1].strip()
-    return text.startswith(("from . import interpreter", "from .simulate import "))
+    parts = ("from . import interpreter", "from .simulate import ", "from .listener import ")
+    return text.startswith(parts)
 
 
 def breaches(source, path):

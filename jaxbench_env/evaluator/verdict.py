@@ -121,9 +121,9 @@ def judge_numbers(
     Args:
         checks: Comparisons of the interpret-mode programs with the reference.
         race: What the simulated run found: ``outcome`` (``clean``, ``race``, ``out_of_bounds``,
-            ``stuck``, ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would explain wrong
-            numbers), and the comparisons ``simulated`` and
-            ``plain`` of both interpreters on the public inputs where there are any.
+            ``stuck``, ``skipped``, ``failed``), ``reason``, ``preset``, ``hint`` (what would
+            explain wrong numbers), and the comparisons ``simulated`` and ``plain`` of both
+            interpreters on the public inputs where there are any.
         fields: What the result holds so far.
 
     Returns:
@@ -161,8 +161,8 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"the kernel would never end: {race['reason']} at preset {race['preset']} is for a copy "
-            "or signal that nobody has started; start what is waited for under the same condition",
+            f"the kernel would never end: {race['reason']} {where} is for a copy or signal that "
+            "nobody has started; start what is waited for under the same condition",
             **fields,
         )
     if race["outcome"] == "out_of_bounds":

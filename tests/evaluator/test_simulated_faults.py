@@ -63,6 +63,64 @@ def rows_outside():
     return pl.pallas_call(kernel, LIKE_X, grid=(4,), in_specs=[whole], out_specs=BLOCK)
 
 
+def through_views(start):
+    """Copies x by way of a scratch of half the bits, read packed, in halves, one from `start`."""
+
+    def kernel(x_ref, o_ref, halves_ref):
+        words = pltpu.bitcast(x_ref[...], jnp.uint16)
+        halves_ref[...] = words.reshape(1, *words.shape)
+        i = pl.program_id(0)
+        packed = halves_ref.at[0].bitcast(jnp.float32).reshape(2, 4, 128)
+        o_ref[:4] = packed[start(i)]
+        o_ref[4:] = packed[1]
+
+    return pl.pallas_call(
+        kernel,
+        LIKE_X,
+        grid=(4,),
+        in_specs=[BLOCK],
+        out_specs=BLOCK,
+        scratch_shapes=[pltpu.VMEM((1, 16, 128), jnp.uint16)],
+    )
+
+
+def views_of_a_copy(wait_first):
+    """The first half of a scratch is read through a view, while the second may be written."""
+
+    def kernel(x_hbm, o_ref, both_ref, sem):
+        copy = pltpu.make_async_copy(x_hbm.at[pl.ds(8, 8)], both_ref.at[1], sem)
+        both_ref[...] = jnp.zeros_like(both_ref)
+        copy.start()
+        if wait_first:
+            copy.wait()
+        o_ref[...] = both_ref.bitcast(jnp.int32)[0].astype(jnp.float32)
+        if not wait_first:
+            copy.wait()
+
+    return pl.pallas_call(
+        kernel,
+        LIKE_X,
+        grid=(4,),
+        in_specs=[ANY],
+        out_specs=BLOCK,
+        scratch_shapes=[pltpu.VMEM((2, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA],
+    )
+
+
+def unwritten_view():
+    def kernel(x_ref, o_ref, acc_ref):
+        o_ref[...] = x_ref[...] + acc_ref.reshape(8, 128)[...]
+
+    return pl.pallas_call(
+        kernel,
+        LIKE_X,
+        grid=(4,),
+        in_specs=[BLOCK],
+        out_specs=BLOCK,
+        scratch_shapes=[pltpu.VMEM((1, 8, 128), jnp.float32)],
+    )
+
+
 def unwritten_scratch():
     def kernel(x_ref, o_ref, acc_ref):
         @pl.when(pl.program_id(0) > 0)
@@ -147,6 +205,19 @@ def test_a_copy_that_is_waited_for_is_no_race(tmp_path, monkeypatch):
     np.testing.assert_array_equal(result, 2 * X)
 
 
+def test_reads_through_views_are_simulated(tmp_path, monkeypatch):
+    found, result = simulated(through_views(lambda i: 0), tmp_path, monkeypatch)
+    assert found == {"outcome": "clean", "reason": ""}
+    np.testing.assert_array_equal(result, X)
+
+
+def test_a_view_counts_as_all_of_its_buffer_but_accuses_nobody(tmp_path, monkeypatch):
+    found, _ = simulated(views_of_a_copy(True), tmp_path, monkeypatch)
+    assert found == {"outcome": "clean", "reason": ""}
+    found, _ = simulated(views_of_a_copy(False), tmp_path, monkeypatch)
+    assert found["outcome"] == "failed" and "of a reshaped or bitcast ref" in found["reason"]
+
+
 def test_one_call_does_not_race_with_another(tmp_path, monkeypatch):
     found, result = simulated(two_calls(), tmp_path, monkeypatch)
     assert found == {"outcome": "clean", "reason": ""}
@@ -200,6 +271,10 @@ def test_a_wait_that_nothing_ends_is_named(call, step, tmp_path, monkeypatch):
     [
         (block_outside(), ["the block of `x_ref` at grid step (3,)", "indices 32 to 39 of axis 0"]),
         (rows_outside(), ["`x_ref` (argument 1)", "grid step (3,)", "indices 28 to 35 of axis 0"]),
+        (
+            through_views(lambda i: i),
+            ["`halves_ref`", "grid step (2,)", "indices 2 to 2 of axis 0"],
+        ),
     ],
 )
 def test_a_read_outside_names_ref_and_step(call, says, tmp_path, monkeypatch):
@@ -212,6 +287,7 @@ def test_a_read_outside_names_ref_and_step(call, says, tmp_path, monkeypatch):
     ("call", "says"),
     [
         (unwritten_scratch(), "scratch `acc_ref` (argument 3) is read at grid step (0,) before"),
+        (unwritten_view(), "scratch `acc_ref` (argument 3) is read at grid step (0,) before"),
         (unwritten_output(), "`o_ref` (argument 2) is read at grid step (2,) before"),
         (revisited_output(), "`o_ref` (argument 2) comes back at grid step (1, 0)"),
     ],

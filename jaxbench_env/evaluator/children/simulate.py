@@ -1,244 +1,72 @@
 """The simulated run: jax's TPU interpreter, listened to, so that faults name a ref and a step.
 
-The interpreter speaks of buffer numbers and vector clocks. Here every buffer gets the name of the
-kernel's argument, every copy the grid step at which it was started, and reads of what nobody has
-written are noted. All of that is private to jax; where it looks otherwise than expected, the
-interpreter's own words remain.
+All that is listened to is private to jax; where it looks otherwise than expected, the interpreter's
+own words remain.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import re
-import threading
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
+import jax
 import numpy as np
-from jax._src import source_info_util
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
-from jax._src.pallas.mosaic.interpret import race_detection_state, vector_clock
+from jax._src.pallas.mosaic.interpret import race_detection_state
+from jax._src.pallas.mosaic.interpret import utils as interpret_utils
 from jax._src.pallas.mosaic.interpret.shared_memory import Semaphore, SharedMemory
+from jax._src.state import types as state
+from jax._src.state.indexing import NDIndexer
 from jax.experimental.pallas import tpu as pltpu
 
-MAX_RACES = 20  # texts of more are of no use to anybody
+from .listener import BEHIND, Listener
+
 CLOCKS = 128  # so many copies can be told apart; jax's default of two orders all copies
 MAX_COPIES = 1024  # with more of them, a second run takes too long
-_LINE = re.compile(r"kernel\.py:(\d+)")
-_BLOCK = re.compile(
-    r'input "([^"]*)" in iteration (\([^)]*\)).*reading \[(.*)\] but input has shape (.*)\.', re.S
-)
-_ACCESS = re.compile(
-    r"(read|write) of \(\d+ \d+ \w+ (\d+)\): \w+ \[(.*)\] but buffer has shape (.*?) ?\.", re.S
-)
-_REVISIT = re.compile(r"Revisited block .* of output (\d+) in iteration (\([^)]*\))", re.S)
-_SLICE = re.compile(r"slice\((\d+), (\d+), \w+\)|(\d+)")
 
 
-@dataclass
-class Found:
-    """What a simulated run met, first things first."""
-
-    races: list[str] = field(default_factory=list)
-    unwritten: str = ""
-    revisited: str = ""
-    stuck: str = ""
+# -------------------------------------------------------------------------------------- views
 
 
-@dataclass(frozen=True)
-class _Access:
-    kind: str  # "read" or "written"
-    range: tuple
-    clock: Any
-    copy: bool
-    step: tuple[int, ...]
-    line: str
-
-    def __str__(self) -> str:
-        if self.copy:
-            verb = "read" if self.kind == "read" else "written"
-            return f"{verb} by the copy that was started at grid step {self.step}{self.line}"
-        return f"{self.kind} at grid step {self.step}{self.line}"
+def _bitcast(value: np.ndarray, dtype) -> np.ndarray:
+    """A ref's bitcast, which packs neighbours of the second-minor axis, or takes them apart."""
+    old, new = value.dtype.itemsize, np.dtype(dtype).itemsize
+    *leading, rows, lanes = value.shape
+    if old < new:
+        packed = value.reshape(*leading, rows * old // new, new // old, lanes).swapaxes(-1, -2)
+        return np.ascontiguousarray(packed).view(dtype)[..., 0]
+    apart = np.ascontiguousarray(value)[..., None].view(dtype).swapaxes(-1, -2)
+    return apart.reshape(*leading, rows * old // new, lanes)
 
 
-class _Listener:
-    """Names, steps and masks of one run."""
+def _viewed(value: np.ndarray, transforms, place: str) -> np.ndarray:
+    """What a reshaped, bitcast or transposed ref holds at an index.
 
-    def __init__(self) -> None:
-        self.found = Found()
-        self.names: dict[int, str] = {}
-        self.copies: dict[int, tuple[int, ...]] = {}  # copy -> the step that started it
-        self.accesses: dict[Any, tuple[list[_Access], list[_Access]]] = {}  # reads, writes
-        self.unwritten: dict[int, np.ndarray] = {}
-        self.shapes: dict[int, tuple[int, ...]] = {}
-        self.blocks: dict[str, int] = {}  # name of an argument -> its buffer in VMEM
-        self.outputs: list[str] = []
-        self.step: tuple[int, ...] = ()
-        self.started = 0  # copies, in all calls
-        self.lock = threading.Lock()
-
-    def record_step(self, token, point, core):
-        """The interpreter's own report of a grid step."""
-        self.step = tuple(int(i) for i in point)
-        return token
-
-    def forget(self) -> None:
-        """Every Pallas call has a memory of its own, whose buffers are numbered anew."""
-        for known in (self.names, self.copies, self.accesses, self.unwritten, self.blocks):
-            known.clear()
-
-    def name(self, key) -> str:
-        return self.names.get(key, "a scratch buffer")
-
-    # -- races
-
-    def access(self, kind: str, thread: tuple, clock, key, range_, source) -> bool:
-        """Notes an access; whether it is a race with an earlier one."""
-        copy = thread[0] in self.copies
-        step = self.copies[thread[0]] if copy else self.step
-        new = _Access(kind, range_, clock, copy, step, _line(source))
-        with self.lock:
-            reads, writes = self.accesses.setdefault(key, ([], []))
-            earlier = list(writes) if kind == "read" else [*writes, *reads]
-            (reads if kind == "read" else writes).append(new)
-        for old in earlier:
-            if _ordered(old.clock, clock):
-                continue
-            if race_detection_state._ranges_overlap(range_, old.range):
-                text = f"{self.name(key[1])}{_rows(range_)} is {new} while it may still be {old}"
-                with self.lock:
-                    if len(self.found.races) < MAX_RACES and text not in self.found.races:
-                        self.found.races.append(text)
-                return True
-        return False
-
-    # -- memory that nobody has written
-
-    def allocated(self, label: tuple[str, bool], answer):
-        """Gives a new buffer its name, and a mask if it holds nothing yet."""
-        number = int(answer[1])
-        name, fresh = label
-        self.names[number], self.blocks[name] = name, number
-        if fresh and number in self.shapes:
-            self.unwritten[number] = np.ones(self.shapes[number], bool)
-        return answer
-
-    def reads(self, number: int, range_) -> None:
-        mask = self.unwritten.get(number)
-        if mask is None or self.found.unwritten:
-            return
-        with contextlib.suppress(IndexError):
-            if mask[range_].any():
-                self.found.unwritten = (
-                    f"{self.name(number)}{_rows(range_)} is read at grid step {self.step} before "
-                    "anything was written there"
-                )
-
-    def writes(self, number: int, range_, mask=None) -> None:
-        unwritten = self.unwritten.get(number)
-        if unwritten is None:
-            return
-        with contextlib.suppress(IndexError, ValueError):
-            if mask is None:
-                unwritten[range_] = False
-            else:
-                unwritten[range_] &= ~np.asarray(mask, bool)
-
-    def written_back(self, number: int) -> int | None:
-        """The buffer in VMEM whose block has now left it, if this store was that.
-
-        The chip has two such buffers by turns, and what the next block finds there is not its own.
-        """
-        name = self.name(number)
-        block = self.blocks.get(name.removeprefix(_BEHIND)) if name.startswith(_BEHIND) else None
-        if block is not None and block in self.unwritten:
-            self.unwritten[block][...] = True
-        return block
-
-    def revisit(self, error: str) -> None:
-        match = _REVISIT.search(error)
-        if match and not self.found.revisited:
-            number = int(match[1])
-            name = self.outputs[number] if number < len(self.outputs) else f"output {number}"
-            self.found.revisited = (
-                f"a block of {name} comes back at grid step {match[2]}, after others; what it held "
-                "is not there any more: put the axes that do not choose the block last in the grid"
-            )
-
-    # -- waits
-
-    def waits(self, semaphore: Semaphore, value: int, core: int, source) -> None:
-        """Does the copies that a wait needs; raises where none is left that could end it.
-
-        One core runs the kernel: what nobody has started by now, nobody will.
-        """
-        pending = semaphore.tasks[core]
-        while semaphore.count_by_core[core] < value and pending:
-            pending.pop()()
-        if semaphore.count_by_core[core] < value and semaphore.num_cores == 1:
-            self.found.stuck = f"the wait at grid step {self.step}{_line(source)}"
-            raise RuntimeError(self.found.stuck)
-
-    # -- exceptions
-
-    def explain(self, error: str) -> str:
-        """An out-of-bounds message of the interpreter in words, or as it is."""
-        if match := _BLOCK.search(error):
-            name, step, place, shape = match.groups()
-            return f"the block of `{name}` at grid step {step} is outside: {_outside(place, shape)}"
-        if match := _ACCESS.search(error):
-            verb, number, place, shape = match.groups()
-            where = f"{verb} outside at grid step {self.step}: {_outside(place, shape)}"
-            return f"{self.name(int(number))} is {where}".replace("is write", "is written")
-        return error
-
-
-def _line(source) -> str:
-    """Where in the kernel text, as far as jax knows."""
-    if source is None:
-        return ""
-    match = _LINE.search(source_info_util.summarize(source))
-    return f" (line {match[1]})" if match else ""
-
-
-def _ordered(one, other) -> bool:
-    if hasattr(one, "ordered"):  # clocks are objects from jax 0.11 on
-        return one.ordered(other)
-    return vector_clock.ordered(one, other)
-
-
-def _rows(range_) -> str:
-    """A range as an index, empty for all of it."""
-    parts = [
-        f"{r.start}:{r.stop}"
-        if isinstance(r, slice) and r.stop is not None
-        else ":"
-        if isinstance(r, slice)
-        else str(int(r))
-        for r in range_
-    ]
-    return f"[{', '.join(parts)}]" if any(p != ":" for p in parts) else ""
-
-
-def _outside(place: str, shape: str) -> str:
-    """The first axis on which a range leaves a shape, both as the interpreter prints them."""
-    sizes = [int(n) for n in re.findall(r"\d+", shape)]
-    ranges = [
-        (int(m[1]), int(m[2])) if m[1] else (int(m[3]), int(m[3]) + 1)
-        for m in _SLICE.finditer(place)
-    ]
-    for axis, ((start, stop), size) in enumerate(zip(ranges, sizes, strict=False)):
-        if stop > size:
-            return f"indices {start} to {stop - 1} of axis {axis}, which has {size}"
-    return f"{place} of shape {shape}"
+    Raises:
+        IndexError: If the index is outside of it; `place` says of what, in the interpreter's form.
+        NotImplementedError: For another kind of view.
+    """
+    for transform in transforms:
+        if isinstance(transform, NDIndexer):
+            found = interpret_utils.to_range((jax.tree.map(int, transform),))
+            if interpret_utils.is_range_out_of_bounds_for_shape(found, value.shape):
+                shape = f"but buffer has shape {value.shape}."
+                raise IndexError(f"Out-of-bounds read of ({place}): reading [{found}] {shape}")
+            value = value[found]
+        elif isinstance(transform, state.ReshapeTransform):
+            value = value.reshape(transform.shape)
+        elif isinstance(transform, state.TransposeTransform):
+            value = value.transpose(transform.permutation)
+        elif isinstance(transform, state.BitcastTransform):
+            value = _bitcast(value, transform.dtype)
+        else:
+            raise NotImplementedError(f"reads through {type(transform).__name__}")
+    return value
 
 
 # ---------------------------------------------------------------------------------- listening
-
-
-_BEHIND = "the output behind "
 
 
 def _arguments(jaxpr) -> list[str]:
@@ -263,7 +91,7 @@ def _labels(jaxpr, grid_mapping, aliases) -> Iterator[tuple[str, bool]]:
         yield "the array behind " + names[scalars + i], False
     for i in range(outputs):
         if i not in aliased:
-            yield _BEHIND + names[scalars + inputs + i], True
+            yield BEHIND + names[scalars + inputs + i], True
     for i in range(scalars):
         yield names[i], False
     for i, variable in enumerate(jaxpr.invars[scalars:]):
@@ -280,7 +108,7 @@ def _labels(jaxpr, grid_mapping, aliases) -> Iterator[tuple[str, bool]]:
 class _Callbacks:
     """Stands in for jax's module of callbacks: allocations are told by their names."""
 
-    def __init__(self, module, listener: _Listener):
+    def __init__(self, module, listener: Listener):
         self._module, self._listener = module, listener
         self.labels: Iterator[tuple[str, bool]] = iter(())
 
@@ -300,7 +128,7 @@ class _Callbacks:
 
 
 @contextlib.contextmanager
-def _listening(listener: _Listener) -> Iterator[None]:
+def _listening(listener: Listener) -> Iterator[None]:
     """Puts the listener between the interpreter and its memory."""
     callbacks = _Callbacks(interpreter.callback, listener)
     call, copy, revisiting = (
@@ -378,6 +206,21 @@ def _listening(listener: _Listener) -> Iterator[None]:
         listener.writes(key[1], rnge, mask)
         return methods["swap_buffer_content"](self, key, rnge, value, mask, *args, **kwargs)
 
+    read = interpreter.get.__wrapped__
+
+    @interpreter.fail_on_exception
+    def get(token, device, core, space, buffer, transforms, *args, **kwargs):
+        # The interpreter's memory knows ranges alone; it gives the range of which this is a view.
+        ranges = tuple(itertools.takewhile(lambda t: isinstance(t, NDIndexer), transforms))
+        views = transforms[len(ranges) :]
+        listener.view = bool(views)
+        try:
+            token, value = read(token, device, core, space, buffer, ranges, *args, **kwargs)
+        finally:
+            listener.view = False
+        place = f"{int(device)} {int(core)} view {int(buffer)}"
+        return token, _viewed(value, views, place) if views else value
+
     wait = Semaphore.wait
 
     def wait_for(self, value, core, *args, logging_info=None, **kwargs):
@@ -387,6 +230,7 @@ def _listening(listener: _Listener) -> Iterator[None]:
 
     changes = [
         (Semaphore, "wait", wait_for),
+        (interpreter, "get", get),
         (interpreter, "callback", callbacks),
         (interpreter, "interpret_pallas_call", interpret_pallas_call),
         (interpreter, "DMA", start_copy),
@@ -427,18 +271,22 @@ def simulate(build: Callable, inputs) -> tuple[np.ndarray | None, dict[str, str]
         if "out-of-bounds" in text.lower():
             return None, {"outcome": "out_of_bounds", "reason": listener.explain(text)}
         return None, {"outcome": "failed", "reason": text, "error": error}
-    races = listener.found.races
+    races, doubts = listener.found.races, listener.found.doubts
     if not races and 0 < listener.started <= MAX_COPIES:
         # Done when waited for, a copy that nobody waits for is never done, and races with nothing.
-        races = _run(build, inputs, "eager")[1].found.races
+        eager = _run(build, inputs, "eager")[1].found
+        races, doubts = eager.races, doubts + eager.doubts
     hint = listener.found.revisited or listener.found.unwritten
+    if doubts and not races:
+        reason = f"of a reshaped or bitcast ref all counts as read, and {doubts[0]}"
+        return None, {"outcome": "failed", "reason": reason}
     outcome = "race" if races else "clean"
     return result, {"outcome": outcome, "reason": "\n".join(races), "hint": hint}
 
 
 def _run(build: Callable, inputs, copies: str):
     """One run with copies done at once or as late as possible: result, what it met, error."""
-    listener = _Listener()
+    listener = Listener()
     params = pltpu.InterpretParams(
         detect_races=True,
         out_of_bounds_reads="raise",
