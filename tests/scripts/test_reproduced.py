@@ -164,9 +164,10 @@ def test_the_summary_compares_methods_and_states_the_regret():
 
 
 def test_the_cost_of_the_whole_counts_what_smaller_budgets_evaluated():
-    whole = [line(m, 0, [1.5] * BUDGET, seconds=30.0) for m in episodes.METHODS]
+    whole = [line(m, 0, [1.5] * BUDGET, seconds=318.0) for m in episodes.METHODS]
     lines = [*whole, *(line(m, 0, [1.5], seconds=6.0) for m in episodes.METHODS)]
-    assert "50 of them (86,400 samples) would take 2.0 hours" in page.written(lines)
+    text = page.written(lines)  # 4 x (318 + 6) s for 16 kernels; 8 kernels in each of 50 workloads
+    assert "All of it at budget 144 (86,400 samples): 9 hours" in text and "81.0 s" in text
 
 
 def test_an_order_that_does_not_hold_is_said():
