@@ -21,6 +21,8 @@ MAX_LINE = 10**6
 
 _LOCATION = re.compile(r'loc\("[^"\n;{}]{0,1000}":\d{1,9}:\d{1,9}(?: to \d{0,9}:\d{1,9})?\)')
 _COMMENT = re.compile(r" ?/\* " + _LOCATION.pattern + r" \*/")
+# Beside other notes, as in `/* loc("kernel.py":14:15 to :40) :: kRem */`.
+_AMONG = re.compile(rf"{_LOCATION.pattern} :: |(?: :: )?{_LOCATION.pattern}")
 _BUNDLE = re.compile(
     r"^ {0,8}(?:0x)?[0-9a-f]{1,8} {1,8}(?:[A-Z]{2})? {0,4}: {0,4}[> ]{0,64}\{", re.M
 )
@@ -40,7 +42,7 @@ def without_locations(text: str) -> tuple[str, bool]:
         return text, True
     text = _COMMENT.sub("", text)
     if 'loc("' in text:
-        text = _LOCATION.sub("", text)
+        text = _AMONG.sub("", text)
     return text, 'loc("' not in text
 
 

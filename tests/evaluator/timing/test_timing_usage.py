@@ -119,6 +119,14 @@ def test_annotations_do_not_change_what_is_parsed():
     assert with_notes == without and not with_notes.malformed
 
 
+@pytest.mark.parametrize("note", ["{} :: kRem", "kRem :: {}", "{} :: {} :: kRem"])
+def test_a_note_beside_an_annotation_is_read(note):
+    where = 'loc("kernel.py":14:15 to :40)'
+    noted = f"%2 = sdivrem.u32 %s1_s1, 3 /* {note.format(where, where)} */"
+    found, plain = parse(listing(noted)), parse(listing("%2 = sdivrem.u32 %s1_s1, 3 /* kRem */"))
+    assert found == plain and not found.unknown and not found.malformed
+
+
 @pytest.mark.parametrize(
     "name",
     ["a*/ ;; %s1_s1 = smov 7 /*", "a */ } \\0A 0x1 : > { /* b", "a/* b", "{", ";", "a" * 2000],
