@@ -17,6 +17,7 @@ def mend(monkeypatch):
     """Mends jax until the end of the test."""
     for name in ("_dynamic_slice", "_dynamic_update_slice", "loops"):
         monkeypatch.setattr(hlo_interpreter, name, getattr(hlo_interpreter, name))
+    monkeypatch.setattr(discharge, "transform_swap_array", discharge.transform_swap_array)
     for primitive in (primitives.load_p, primitives.swap_p):
         rules = discharge._discharge_rules
         monkeypatch.setitem(rules, primitive, rules[primitive])
@@ -72,3 +73,20 @@ def test_masked_stores_at_constant_indices_work(mend):
     mend()
     out = np.asarray(call(x))
     assert out.sum() == 64 and (out[0, 3, :64] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_stores_through_views_work(mend, dtype):
+    def kernel(x_ref, o_ref):
+        packed = x_ref.bitcast(jnp.int32)[...]
+        o_ref.at[1].bitcast(jnp.int32)[...] = packed
+        halves = o_ref.at[0].reshape(2, 8, 128)
+        halves[1] = x_ref[:8]
+        halves[0] = x_ref[8:]
+
+    x = jnp.arange(16 * 128).reshape(16, 128).astype(dtype)
+    mend()
+    shape = jax.ShapeDtypeStruct((2, 16, 128), dtype)
+    found = jax.jit(pl.pallas_call(kernel, shape, interpret=True))(x)
+    np.testing.assert_array_equal(found[1], x)
+    np.testing.assert_array_equal(found[0], jnp.concatenate([x[8:], x[:8]]))

@@ -27,6 +27,7 @@ FAST = {
     "scratch_accumulator",
     "three_slots",
     "two_calls",
+    "views_of_refs",
 }
 
 

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src.pallas import hlo_interpreter, primitives
-from jax._src.state import discharge
+from jax._src.state import discharge, indexing
+from jax._src.state import types as state
 
 _BITS = {1: jnp.uint8, 2: jnp.uint16}
 
@@ -86,8 +87,31 @@ def _index_arrays(rule):
     return wrapped
 
 
+def _store_through_views(swap):
+    """`discharge.transform_swap_array` for reshaped and bitcast refs too, as the chip has it."""
+
+    def wrapped(x, transforms, val):
+        if all(isinstance(t, indexing.NDIndexer) for t in transforms or ()):
+            return swap(x, transforms, val)
+        held = [x]
+        for transform in transforms:
+            held.append(discharge.transform_array(held[-1], (transform,)))
+        for before, transform in zip(reversed(held[:-1]), reversed(transforms), strict=True):
+            if isinstance(transform, state.BitcastTransform):
+                val = discharge.bitcast(val, before.dtype)
+            elif isinstance(transform, state.ReshapeTransform):
+                val = val.reshape(before.shape)
+            else:
+                _, val = swap(before, (transform,), val)
+        return held[-1], val
+
+    return wrapped
+
+
 def mend() -> None:
     """Changes jax's interpreter in this process."""
+    if all(hasattr(discharge, name) for name in ("transform_swap_array", "bitcast")):
+        discharge.transform_swap_array = _store_through_views(discharge.transform_swap_array)
     module = hlo_interpreter
     names = ("_dynamic_slice", "_dynamic_update_slice", "loops")
     if all(hasattr(module, name) for name in names):

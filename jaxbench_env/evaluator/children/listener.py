@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,8 @@ _BLOCK = re.compile(
     r'input "([^"]*)" in iteration (\([^)]*\)).*reading \[(.*)\] but input has shape (.*)\.', re.S
 )
 _ACCESS = re.compile(
-    r"(read|write) of \(\d+ \d+ \w+ (\d+)\): \w+ \[(.*)\] but buffer has shape (.*?) ?\.", re.S
+    r"(read|write|access) of \(\d+ \d+ \w+ (\d+)\): \w+ \[(.*)\] but buffer has shape (.*?) ?\.",
+    re.S,
 )
 _REVISIT = re.compile(r"Revisited block .* of output (\d+) in iteration (\([^)]*\))", re.S)
 _SLICE = re.compile(r"slice\((\d+), (\d+), \w+\)|(\d+)")
@@ -37,7 +39,8 @@ class Found:
 
     Attributes:
         races: Accesses of one place without an order between them.
-        doubts: The same where a reshaped or bitcast ref was read, of which the part is not known.
+        doubts: The same where it was through a reshaped or bitcast ref, of which the part is not
+            known.
         unwritten: The first read of what nobody had written.
         revisited: The first block of an output that came back.
         stuck: The wait that nothing can end.
@@ -81,7 +84,8 @@ class Listener:
         self.outputs: list[str] = []
         self.step: tuple[int, ...] = ()
         self.started = 0  # copies, in all calls
-        self.view = False  # whether what is being read is a part of the range that is told
+        self.view = False  # whether what is being accessed is a part of the range that is told
+        self.storing = False  # whether it is read only to be written back with a part changed
         self.lock = threading.Lock()
 
     def record_step(self, token, point, core):
@@ -122,6 +126,15 @@ class Listener:
                     return True
         return False
 
+    @contextlib.contextmanager
+    def through(self, views, storing: bool = False) -> Iterator[None]:
+        """While something is accessed through these transforms of a range, if there are any."""
+        self.view, self.storing = bool(views), storing
+        try:
+            yield
+        finally:
+            self.view = self.storing = False
+
     # -- memory that nobody has written
 
     def allocated(self, label: tuple[str, bool], answer):
@@ -136,7 +149,7 @@ class Listener:
     def reads(self, number: int, range_) -> None:
         """Notes the first read of what nobody has written."""
         mask = self.unwritten.get(number)
-        if mask is None or self.found.unwritten:
+        if mask is None or self.found.unwritten or self.storing:
             return
         with contextlib.suppress(IndexError):
             if mask[range_].any():
@@ -201,8 +214,9 @@ class Listener:
             return f"the block of `{name}` at grid step {step} is outside: {_outside(place, shape)}"
         if match := _ACCESS.search(error):
             verb, number, place, shape = match.groups()
+            verb = {"write": "written", "access": "accessed"}.get(verb, verb)
             where = f"{verb} outside at grid step {self.step}: {_outside(place, shape)}"
-            return f"{self.name(int(number))} is {where}".replace("is write", "is written")
+            return f"{self.name(int(number))} is {where}"
         return error
 
 

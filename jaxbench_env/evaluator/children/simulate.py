@@ -41,28 +41,51 @@ def _bitcast(value: np.ndarray, dtype) -> np.ndarray:
     return apart.reshape(*leading, rows * old // new, lanes)
 
 
-def _viewed(value: np.ndarray, transforms, place: str) -> np.ndarray:
-    """What a reshaped, bitcast or transposed ref holds at an index.
+def _range(transform, shape: tuple[int, ...], place: str) -> tuple:
+    """An indexer as slices and numbers.
 
     Raises:
-        IndexError: If the index is outside of it; `place` says of what, in the interpreter's form.
-        NotImplementedError: For another kind of view.
+        IndexError: If it reaches outside of the shape; `place` says of what, in the interpreter's
+            form.
     """
+    found = interpret_utils.to_range((jax.tree.map(int, transform),))
+    if interpret_utils.is_range_out_of_bounds_for_shape(found, shape):
+        shape = f"but buffer has shape {shape}."
+        raise IndexError(f"Out-of-bounds access of ({place}): reading [{found}] {shape}")
+    return found
+
+
+def _views(value: np.ndarray, transforms, place: str) -> list[np.ndarray]:
+    """What a ref holds, and what is left of it after each of the transforms.
+
+    Raises:
+        IndexError: If an index is outside; see `_range`.
+        NotImplementedError: For a view of another kind.
+    """
+    held = [value]
     for transform in transforms:
         if isinstance(transform, NDIndexer):
-            found = interpret_utils.to_range((jax.tree.map(int, transform),))
-            if interpret_utils.is_range_out_of_bounds_for_shape(found, value.shape):
-                shape = f"but buffer has shape {value.shape}."
-                raise IndexError(f"Out-of-bounds read of ({place}): reading [{found}] {shape}")
-            value = value[found]
+            held.append(held[-1][_range(transform, held[-1].shape, place)])
         elif isinstance(transform, state.ReshapeTransform):
-            value = value.reshape(transform.shape)
-        elif isinstance(transform, state.TransposeTransform):
-            value = value.transpose(transform.permutation)
+            held.append(held[-1].reshape(transform.shape))
         elif isinstance(transform, state.BitcastTransform):
-            value = _bitcast(value, transform.dtype)
+            held.append(_bitcast(held[-1], transform.dtype))
         else:
-            raise NotImplementedError(f"reads through {type(transform).__name__}")
+            raise NotImplementedError(f"access through {type(transform).__name__}")
+    return held
+
+
+def _stored(held: list[np.ndarray], transforms, value: np.ndarray, place: str) -> np.ndarray:
+    """What a ref holds after a store through a view; `held` is what `_views` said before."""
+    for before, transform in zip(reversed(held[:-1]), reversed(transforms), strict=True):
+        if isinstance(transform, NDIndexer):
+            whole = before.copy()
+            whole[_range(transform, before.shape, place)] = value
+            value = whole
+        elif isinstance(transform, state.ReshapeTransform):
+            value = value.reshape(before.shape)
+        else:
+            value = _bitcast(value, before.dtype)
     return value
 
 
@@ -206,20 +229,33 @@ def _listening(listener: Listener) -> Iterator[None]:
         listener.writes(key[1], rnge, mask)
         return methods["swap_buffer_content"](self, key, rnge, value, mask, *args, **kwargs)
 
-    read = interpreter.get.__wrapped__
+    read, swapped = interpreter.get.__wrapped__, interpreter.swap.__wrapped__
+
+    def split(transforms):
+        # The interpreter's memory knows ranges alone; it gives that of which the rest is a view.
+        ranges = tuple(itertools.takewhile(lambda t: isinstance(t, NDIndexer), transforms))
+        return ranges, tuple(transforms[len(ranges) :])
 
     @interpreter.fail_on_exception
     def get(token, device, core, space, buffer, transforms, *args, **kwargs):
-        # The interpreter's memory knows ranges alone; it gives the range of which this is a view.
-        ranges = tuple(itertools.takewhile(lambda t: isinstance(t, NDIndexer), transforms))
-        views = transforms[len(ranges) :]
-        listener.view = bool(views)
-        try:
+        ranges, views = split(transforms)
+        with listener.through(views):
             token, value = read(token, device, core, space, buffer, ranges, *args, **kwargs)
-        finally:
-            listener.view = False
-        place = f"{int(device)} {int(core)} view {int(buffer)}"
-        return token, _viewed(value, views, place) if views else value
+        return token, _views(value, views, f"0 0 view {int(buffer)}")[-1]
+
+    @interpreter.fail_on_exception
+    def swap(token, device, core, space, buffer, transforms, value, mask, **kwargs):
+        ranges, views = split(transforms)
+        at = (device, core, space, buffer, ranges)
+        if not views:
+            return swapped(token, *at, value, mask, **kwargs)
+        place, value = f"0 0 view {int(buffer)}", np.asarray(value)
+        with listener.through(views, storing=True):
+            token, whole = read(token, *at, **kwargs)
+            held = _views(whole, views, place)
+            value = value if mask is None else np.where(mask, value, held[-1])
+            token, _ = swapped(token, *at, _stored(held, views, value, place), None, **kwargs)
+        return token, held[-1]
 
     wait = Semaphore.wait
 
@@ -231,6 +267,7 @@ def _listening(listener: Listener) -> Iterator[None]:
     changes = [
         (Semaphore, "wait", wait_for),
         (interpreter, "get", get),
+        (interpreter, "swap", swap),
         (interpreter, "callback", callbacks),
         (interpreter, "interpret_pallas_call", interpret_pallas_call),
         (interpreter, "DMA", start_copy),
@@ -278,7 +315,7 @@ def simulate(build: Callable, inputs) -> tuple[np.ndarray | None, dict[str, str]
         races, doubts = eager.races, doubts + eager.doubts
     hint = listener.found.revisited or listener.found.unwritten
     if doubts and not races:
-        reason = f"of a reshaped or bitcast ref all counts as read, and {doubts[0]}"
+        reason = f"of a reshaped or bitcast ref all counts as accessed, and {doubts[0]}"
         return None, {"outcome": "failed", "reason": reason}
     outcome = "race" if races else "clean"
     return result, {"outcome": outcome, "reason": "\n".join(races), "hint": hint}
