@@ -16,7 +16,6 @@ from baselines.policy import BUDGET, Episode, Evaluated
 from baselines.proposers.template import TemplateProposer
 from jaxbench_env import EvalResult, Evaluator, recorded
 from jaxbench_env.canonical import canonical_hash
-from jaxbench_env.evaluator.cache import UNSETTLED
 from jaxbench_env.evaluator.result import Status
 from jaxbench_env.taxonomy import classify
 from workloads import Workload
@@ -99,7 +98,7 @@ class Verdicts:
             raise OutOfTime
         started = time.monotonic()
         result = self.evaluator.evaluate(self.workload, text)
-        if result.status in UNSETTLED:  # a busy machine may be the cause
+        if result.status in (Status.EVALUATOR_ERROR, Status.CRASHED):  # perhaps a busy machine
             result = self.evaluator.evaluate(self.workload, text)
         if result.status is Status.EVALUATOR_ERROR:
             raise RuntimeError(f"{self.workload.id}: {result.message}\n{result.details}")
