@@ -256,9 +256,9 @@ def _cost(found: Sequence[dict[str, Any]]) -> str:
         )
     lines += [
         "",
-        "A text that fails in the trace takes a fraction of a second. What must be compiled, priced "
-        "and checked takes from some seconds to a minute, on a busy machine more. A compile that "
-        "does not end in three minutes, or needs more than 9 GB, is a failed sample.",
+        "A text that fails in the trace takes a fraction of a second. What must be compiled, "
+        "priced and checked takes from some seconds to a minute, on a busy machine more. A compile "
+        "that does not end in three minutes, or needs more than 9 GB, is a failed sample.",
     ]
     return "\n".join(lines) + "\n"
 
