@@ -15,6 +15,13 @@ LIKE_X = jax.ShapeDtypeStruct(X.shape, X.dtype)
 ANY = pl.BlockSpec(memory_space=pl.ANY)
 
 
+def by_rows(kernel, *scratch, x=BLOCK):
+    """Calls a kernel for every eight rows of x."""
+    return pl.pallas_call(
+        kernel, LIKE_X, grid=(4,), in_specs=[x], out_specs=BLOCK, scratch_shapes=scratch
+    )
+
+
 def two_slots(wait_for):
     """Doubles x block by block; the next block is fetched while one is computed."""
 
@@ -36,13 +43,8 @@ def two_slots(wait_for):
         wait_for(fetch, i)
         o_ref[...] = slots[i % 2] * 2
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[ANY],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((2, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA((2,))],
+    return by_rows(
+        kernel, pltpu.VMEM((2, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA((2,)), x=ANY
     )
 
 
@@ -74,14 +76,7 @@ def through_views(start):
         o_ref[:4] = packed[start(i)]
         o_ref[4:] = packed[1]
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((1, 16, 128), jnp.uint16)],
-    )
+    return by_rows(kernel, pltpu.VMEM((1, 16, 128), jnp.uint16))
 
 
 def stored_through_views(mask):
@@ -96,14 +91,7 @@ def stored_through_views(mask):
             rows[0] = x_ref[:4]
         o_ref[...] = acc_ref[0]
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((1, 8, 128), jnp.float32)],
-    )
+    return by_rows(kernel, pltpu.VMEM((1, 8, 128), jnp.float32))
 
 
 def views_of_a_copy(wait_first):
@@ -119,28 +107,14 @@ def views_of_a_copy(wait_first):
         if not wait_first:
             copy.wait()
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[ANY],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((2, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA],
-    )
+    return by_rows(kernel, pltpu.VMEM((2, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA, x=ANY)
 
 
 def unwritten_view():
     def kernel(x_ref, o_ref, acc_ref):
         o_ref[...] = x_ref[...] + acc_ref.reshape(8, 128)[...]
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((1, 8, 128), jnp.float32)],
-    )
+    return by_rows(kernel, pltpu.VMEM((1, 8, 128), jnp.float32))
 
 
 def unwritten_scratch():
@@ -152,14 +126,7 @@ def unwritten_scratch():
         acc_ref[...] += x_ref[...]
         o_ref[...] = acc_ref[...]
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)],
-    )
+    return by_rows(kernel, pltpu.VMEM((8, 128), jnp.float32))
 
 
 def unwritten_output():
@@ -200,14 +167,7 @@ def two_calls():
         acc_ref[...] = x_ref[...]
         o_ref[...] = acc_ref[...]
 
-    once = pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)],
-    )
+    once = by_rows(kernel, pltpu.VMEM((8, 128), jnp.float32))
     return lambda x: once(once(x))
 
 
@@ -270,14 +230,7 @@ def signalled_once():
         pl.semaphore_wait(sem, 1)
         o_ref[...] = x_ref[...]
 
-    return pl.pallas_call(
-        kernel,
-        LIKE_X,
-        grid=(4,),
-        in_specs=[BLOCK],
-        out_specs=BLOCK,
-        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
-    )
+    return by_rows(kernel, pltpu.SemaphoreType.REGULAR)
 
 
 @pytest.mark.parametrize(
