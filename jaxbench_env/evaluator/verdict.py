@@ -161,8 +161,8 @@ def judge_numbers(
         raise Failure(
             Status.INCORRECT,
             "numerics",
-            f"the kernel would never end: {race['reason']} {where} is for a copy or signal that "
-            "nobody has started; start what is waited for under the same condition",
+            f"the kernel would never end: {_first_line(race['reason'])} {where} is for a copy or "
+            "signal that nobody has started; start what is waited for under the same condition",
             **fields,
         )
     if race["outcome"] == "out_of_bounds":

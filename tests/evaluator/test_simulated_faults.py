@@ -86,7 +86,9 @@ def stored_through_views(mask):
         rows = acc_ref.at[0].reshape(2, 4, 128)
         rows.bitcast(jnp.int16)[1] = pltpu.bitcast(x_ref[4:], jnp.int16)
         if mask:
-            pltpu.store(acc_ref.at[0, 0:4], x_ref[:4], mask=jnp.ones((4, 128), bool))
+            even = jax.lax.broadcasted_iota(jnp.int32, (4, 128), 1) % 2 == 0
+            pltpu.store(rows.at[0], x_ref[:4], mask=even)
+            pltpu.store(rows.at[0], x_ref[:4], mask=~even)
         else:
             rows[0] = x_ref[:4]
         o_ref[...] = acc_ref[0]
